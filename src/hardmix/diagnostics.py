@@ -1,0 +1,104 @@
+"""What Fig. 2 measures: how hard the negatives are, and how many of them are false.
+
+All read a `Contrast` or a plan; nothing is computed twice.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from hardmix.checks import check_exclude, check_temperature
+from hardmix.contrast import Contrast
+from hardmix.mixing import NO_POINT, MixPlan, hardest_negatives
+
+TOP = 1024
+"""The highest negatives that Fig. 2a and 2c look at."""
+
+
+class ProxyAccuracy(NamedTuple):
+    """Sec. 3.2: share of queries whose key is ranked strictly over all negatives."""
+
+    real: Float[Tensor, ""]
+    """Over the real negatives only (Fig. 2b, lines with triangles)."""
+    mixed: Float[Tensor, ""]
+    """Over the synthetic ones too (lines without markers)."""
+
+
+class FalseParents(NamedTuple):
+    """Sec. 4.3: share of synthetic points with false negatives for parents; NaN if no points."""
+
+    pairs_at_least_one: Float[Tensor, ""]
+    """Of the pair points, Fig. 2c's triangles ("at least one of its two components")."""
+    pairs_both: Float[Tensor, ""]
+    """Of the pair points, Fig. 2c's squares."""
+    with_query: Float[Tensor, ""]
+    """Of the points mixed with the query (or key): their one negative is false."""
+
+
+def matching_probability(
+    outcome: Contrast,
+    temperature: float,
+    exclude: Bool[Tensor, "batch K"] | None = None,
+    top: int = TOP,
+) -> Float[Tensor, " top"]:
+    """Fig. 2a: matching probability by rank, mean over the queries.
+
+    The probability of Eq. 2, over the key and the real negatives.
+    """
+    check_temperature(temperature)
+    real = _shown(outcome.real, exclude)
+    log_total = torch.logaddexp(
+        outcome.positive / temperature, torch.logsumexp(real / temperature, dim=1)
+    )
+    highest = real.topk(min(top, real.shape[1]), dim=1).values / temperature
+    return (highest - log_total.unsqueeze(1)).exp().mean(dim=0)
+
+
+def proxy_accuracy(
+    outcome: Contrast, exclude: Bool[Tensor, "batch K"] | None = None
+) -> ProxyAccuracy:
+    """Fig. 2b: accuracy on the proxy task, without and with the synthetic points."""
+    real = outcome.positive > _shown(outcome.real, exclude).amax(dim=1)
+    if outcome.synthetic.shape[1] == 0:
+        return ProxyAccuracy(_share(real), _share(real))
+    return ProxyAccuracy(
+        _share(real), _share(real & (outcome.positive > outcome.synthetic.amax(dim=1)))
+    )
+
+
+def false_negatives_top(
+    similarity: Float[Tensor, "batch K"],
+    false_negative: Bool[Tensor, "batch K"],
+    top: int = TOP,
+) -> Float[Tensor, ""]:
+    """Fig. 2c: share of false negatives among the `top` highest negatives.
+
+    `similarity` is that of all negatives, also in an oracle run, where the false ones do not
+    count in the loss (`Contrast.real` is such). `false_negative` is `MemoryQueue.same_class`.
+    """
+    check_exclude(false_negative, *similarity.shape)
+    highest = hardest_negatives(similarity, min(top, similarity.shape[1]))
+    return _share(false_negative.gather(1, highest.positions))
+
+
+def false_parents(plan: MixPlan, false_negative: Bool[Tensor, "batch K"]) -> FalseParents:
+    """Fig. 2c: share of a plan's points that have one, and two, false negatives for parents."""
+    made, pair = plan.base != NO_POINT, plan.partner >= 0
+    base = false_negative.gather(1, plan.base.clamp(min=0))
+    partner = false_negative.gather(1, plan.partner.clamp(min=0)) & pair
+    return FalseParents(
+        pairs_at_least_one=_share((base | partner)[made & pair]),
+        pairs_both=_share((base & partner)[made & pair]),
+        with_query=_share(base[made & ~pair]),
+    )
+
+
+def _shown(real: Tensor, exclude: Tensor | None) -> Tensor:
+    check_exclude(exclude, *real.shape)
+    return real if exclude is None else real.masked_fill(exclude, -torch.inf)
+
+
+def _share(mask: Tensor) -> Tensor:
+    return mask.float().mean()

@@ -1,0 +1,8 @@
+"""What a user did wrong, said once and without a traceback.
+
+A message names the setting, its value, the limit and the way out.
+"""
+
+
+class InputError(ValueError):
+    """Bad input: the command line prints the message alone and exits with status 2."""

@@ -1,0 +1,43 @@
+"""What changes over training, as pure functions of the epoch or step (App. C.1).
+
+Nothing here has a state: a resumed run asks for its epoch and gets the same answer.
+"""
+
+import math
+from collections.abc import Sequence
+
+from hardmix.errors import InputError
+
+
+def cosine(epoch: float, epochs: float) -> float:
+    """App. C.1: the factor on the initial learning rate, from 1 down to 0 over half a cosine.
+
+    Official MoCo asks once an epoch with a whole number. The paper's 100-epoch results are
+    epoch 100 of epochs=200; its 800-epoch runs go on from epoch 200 with epochs=800.
+    """
+    _check_epochs(epochs)
+    return 0.5 * (1 + math.cos(math.pi * min(max(epoch / epochs, 0.0), 1.0)))
+
+
+def step(epoch: float, milestones: Sequence[float], factor: float = 0.1) -> float:
+    """MoCo-v1's schedule and the linear evaluation's: times `factor` at each milestone reached."""
+    return factor ** sum(epoch >= milestone for milestone in milestones)
+
+
+def mixing_started(now: float, warm_up: float) -> bool:
+    """Sec. 5: no points are synthesised in the first 10 (ImageNet-100) or 15 (ImageNet-1k) epochs.
+
+    Counts from 0, in epochs or in steps; a warm-up of 0 mixes from the very first.
+    """
+    return now >= warm_up
+
+
+def decreasing(epoch: float, epochs: float, start: float = 100.0, end: float = 0.0) -> float:
+    """App. B.2's future work: a percentage of synthetic points that falls, here on a line."""
+    _check_epochs(epochs)
+    return start + (end - start) * min(max(epoch / epochs, 0.0), 1.0)
+
+
+def _check_epochs(epochs: float) -> None:
+    if not epochs > 0:
+        raise InputError(f"epochs={epochs} must be above 0: a schedule has a length.")
