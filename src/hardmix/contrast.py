@@ -197,7 +197,7 @@ def _row_chunks(batch: int, width: int) -> Iterator[slice]:
 
 
 def _rows_of(points: Points, rows: slice) -> Points:
-    sliced = {
+    sliced: dict[str, Any] = {
         name: part[rows] for name, part in points._asdict().items() if isinstance(part, Tensor)
     }
     return points._replace(**sliced)
