@@ -6,7 +6,7 @@ import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
 
-jaxtyping.install_import_hook("hardmix", "beartype.beartype")
+jaxtyping.install_import_hook("hardmix", "typecheck.check")
 
 settings.register_profile(
     "hardmix", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]

@@ -25,10 +25,10 @@ CHUNK_PAIRS = 2**12
 class Points(NamedTuple):
     """A plan's points as the loss sees them. The first `num_pairs` columns mix two rows."""
 
-    similarity: Float[Tensor, "batch S"]
-    """q.h, -inf where no point could be made."""
+    similarity: Float[Tensor, "batch given"]
+    """q.h in the columns of the plan that was given; -inf where no point could be made."""
     logit: Float[Tensor, "batch S"]
-    """The same after the plan's `scale`: what is divided by the temperature."""
+    """The same after the plan's `scale`, pairs first: what is divided by the temperature."""
     base: Int[Tensor, "batch S"]
     """Row of the negatives, row 0 where no point could be made."""
     partner: Int[Tensor, "batch S"]
@@ -51,6 +51,7 @@ def evaluate_plan(
 
     `real` is q.n, `positive` q.k. `through_query` counts the query inside h' as a variable too.
     """
+    given = plan.base.shape[1]
     plan, num_pairs = _pairs_first(plan)
     base, share = plan.base.clamp(min=0), plan.share.to(real.dtype)
     rows, rest = slice(num_pairs), slice(num_pairs, None)
@@ -73,6 +74,8 @@ def evaluate_plan(
     if plan.scale is not None:
         logit = (similarity * plan.scale).masked_fill_(no_point, -torch.inf)
         from_base, from_partner = from_base * plan.scale, from_partner * plan.scale
+    if similarity.shape[1] > given:
+        similarity = torch.maximum(similarity[:, :given], similarity[:, given:])
     return Points(
         similarity, logit, base, plan.partner, num_pairs, from_base, from_partner, plan.weight
     )

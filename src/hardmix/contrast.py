@@ -87,7 +87,8 @@ def contrast(
         per_query = _InfoNCE.apply(
             query, key, negatives, positive, real, points, temperature, exclude
         )
-    return Contrast(per_query.mean(), per_query, positive, real, _reported(points, plan, real))
+    synthetic = real.new_empty(len(real), 0) if points is None else points.similarity
+    return Contrast(per_query.mean(), per_query, positive, real, synthetic)
 
 
 class _InfoNCE(torch.autograd.Function):
@@ -116,9 +117,9 @@ class _InfoNCE(torch.autograd.Function):
         for rows in _row_chunks(*real.shape):
             some = None if points is None else _rows_of(points, rows)
             hidden = None if exclude is None else exclude[rows]
-            terms, extra, highest = _terms(positive[rows], real[rows], some, temperature, hidden)
+            terms, extra, ahead = _terms(positive[rows], real[rows], some, temperature, hidden)
             total = terms.sum(dim=1).add_(extra.sum(dim=1))
-            per_query[rows] = math.log(2) * (total.log2() + highest) - positive[rows] / temperature
+            per_query[rows] = (total.log2() + ahead) * math.log(2)
             to_key[rows] = extra[:, 0] / total - 1
             if probability is not None:
                 torch.div(terms, total.unsqueeze(1), out=probability[rows])
@@ -149,10 +150,10 @@ def _terms(
     temperature: float,
     exclude: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Eq. 1's denominator, each term over 2^highest: those of the negatives; of key and points.
+    """Eq. 1's denominator over its highest term: the negatives' terms; those of key and points.
 
-    Powers of two: exp2 takes about half the time of exp. The highest logit is taken out first,
-    so that no temperature overflows.
+    Also log2 of the highest term over the key's. Powers of two: exp2 takes about half the time of
+    exp. The highest logit is taken out first, so that no temperature overflows.
     """
     to_log2 = math.log2(math.e) / temperature
     extra = positive.unsqueeze(1) * to_log2
@@ -165,7 +166,8 @@ def _terms(
         real = real.masked_fill(exclude, -torch.inf)
     highest = torch.maximum(real.amax(dim=1) * to_log2, extra.amax(dim=1))
     terms = torch.add(-highest.unsqueeze(1), real, alpha=to_log2).exp2_()
-    return terms, extra.sub_(highest.unsqueeze(1)).exp2_(), highest
+    ahead = highest - extra[:, 0]
+    return terms, extra.sub_(highest.unsqueeze(1)).exp2_(), ahead
 
 
 def _pull(
@@ -201,16 +203,6 @@ def _rows_of(points: Points, rows: slice) -> Points:
         name: part[rows] for name, part in points._asdict().items() if isinstance(part, Tensor)
     }
     return points._replace(**sliced)
-
-
-def _reported(points: Points | None, plan: MixPlan | None, real: Tensor) -> Tensor:
-    """The points' similarities in the plan's own columns."""
-    if points is None or plan is None:
-        return real.new_empty(len(real), 0)
-    columns = plan.base.shape[1]
-    if points.similarity.shape[1] == columns:
-        return points.similarity
-    return torch.maximum(points.similarity[:, :columns], points.similarity[:, columns:])
 
 
 def _check(

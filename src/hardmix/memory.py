@@ -4,7 +4,6 @@ Everything is saved in the state_dict: keys, labels, ids, position and fill.
 """
 
 from collections.abc import Callable
-from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -65,7 +64,7 @@ class MemoryQueue(nn.Module):
         keys: Float[Tensor, "K dim"],
         labels: Int[Tensor, " K"] | None = None,
         ids: Int[Tensor, " K"] | None = None,
-    ) -> Self:
+    ) -> "MemoryQueue":
         """A queue that starts full, with these keys."""
         queue = cls(*keys.shape).to(keys.device)
         queue.enqueue(keys, labels, ids)
@@ -115,7 +114,7 @@ class MemoryQueue(nn.Module):
         """Older keys of the query's own image: in the queue when K exceeds the data set."""
         return _equal_and_known(ids, self.ids)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MemoryQueue":
         position, filled = self.position, self.filled
         super()._apply(fn, recurse)
         self.position, self.filled = position, filled

@@ -7,7 +7,7 @@ unit length. A synthetic point is a line of a plan, not a vector:
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -69,6 +69,7 @@ class Embeddings(NamedTuple):
     negatives: Float[Tensor, "K dim"]
 
 
+@runtime_checkable
 class Strategy(Protocol):
     """Turns similarities into a plan; any callable of this form may stand for a strategy's name."""
 
@@ -146,7 +147,8 @@ def mix_pairs(
     i = pick(first, count)
     j = (i + 1 + pick(offset, count - 1)) % count.clamp(min=1)
     base = hardest.positions.gather(1, i).masked_fill(count < 2, NO_POINT)
-    return MixPlan(base, hardest.positions.gather(1, j), 1 - open_interval(alpha, 1.0))
+    partner = hardest.positions.gather(1, j).clamp(min=0)  # a row also where no point is made
+    return MixPlan(base, partner, 1 - open_interval(alpha, 1.0))
 
 
 def mix_with_query(
@@ -211,7 +213,8 @@ def draw(
     device = hardest.positions.device
     source = device if generator is None else generator.device
     shape = (len(hardest.positions), num_each, num_points)
-    return torch.rand(shape, generator=generator, dtype=dtype, device=source).to(device).unbind(1)
+    uniform = torch.empty(shape, dtype=dtype, device=source).uniform_(generator=generator)
+    return uniform.to(device).unbind(1)
 
 
 def pick(

@@ -131,7 +131,8 @@ def plan_softmax_sampled(
     i = _invert(cumulative, first, count)
     j = _invert_without(cumulative, second, i, count)
     base = positions.gather(1, i).masked_fill(count < 2, NO_POINT)
-    pairs = MixPlan(base, positions.gather(1, j), 1 - open_interval(alpha, 1.0))
+    partner = positions.gather(1, j).clamp(min=0)
+    pairs = MixPlan(base, partner, 1 - open_interval(alpha, 1.0))
 
     which, beta = draw(hardest, num_with_query, 2, dtype, generator)
     base = positions.gather(1, _invert(cumulative, which, count))
