@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format docs bench clean
 
 demo: $(READY)
 	$(BIN)/hardmix demo
@@ -17,10 +17,14 @@ check: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python docs/lines.py --check
 
 format: $(READY)
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+docs: $(READY)
+	$(BIN)/python docs/lines.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/loss.py
