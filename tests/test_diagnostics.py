@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import unit
 
 from hardmix import (
     KEY,
@@ -20,6 +19,7 @@ from hardmix import (
     plan_mochi,
     proxy_accuracy,
 )
+from reference import unit
 
 SIZES = st.tuples(st.integers(1, 5), st.integers(1, 12))
 SEEDS = st.integers(0, 2**16)

@@ -43,10 +43,14 @@ def uniformity_by_definition(features, t=2.0) -> float:
     return math.log(distances.square().mul(-t).exp().mean())
 
 
+def has_a_pair(labels) -> bool:
+    return any(labels.count(label) > 1 for label in labels if label >= 0)
+
+
 @given(data=st.data(), number=st.integers(2, 25), dim=st.integers(1, 6), chunk=CHUNKS, seed=SEEDS)
 def test_alignment_is_the_mean_over_all_pairs_of_one_class(data, number, dim, chunk, seed):
     layout = st.lists(st.sampled_from([-1, 0, 1, 40]), min_size=number, max_size=number)
-    labels = data.draw(layout.filter(lambda l: max(map(l.count, {*l} - {-1}), default=0) > 1))
+    labels = data.draw(layout.filter(has_a_pair))
     features = random_features(number, dim, seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(embedding_space, "CHUNK", chunk)
@@ -89,11 +93,9 @@ def test_classes_with_one_member_and_images_without_a_class_change_nothing(small
 
 
 def test_pairs_not_classes_are_averaged():
-    near, far = [1.0, 0.0], [-1.0, 0.0]
-    features = torch.tensor([near, near, near, near, far])
-    # Three classes' worth of pairs: 6 of distance 0 in one class, 1 of squared distance 4.
+    features = torch.tensor([[1.0, 0.0]] * 4 + [[-1.0, 0.0]])
     labels = torch.tensor([0, 0, 0, 1, 1])
-    assert alignment(features, labels) == pytest.approx(4 * 1 / (3 + 1))
+    assert alignment(features, labels) == pytest.approx((3 * 0 + 1 * 4) / 4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -106,7 +108,7 @@ def test_features_of_low_precision_are_measured_in_float32(small_chunks, dtype):
     assert uniformity(features) == pytest.approx(uniformity_by_definition(features), abs=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
 def test_labels_of_any_whole_number_type_are_the_same(dtype):
     features, labels = random_features(12, 4, seed=1), torch.arange(12) % 3
     assert alignment(features, labels.to(dtype)) == alignment(features, labels)

@@ -77,7 +77,7 @@ class QueueAgainstAList(RuleBasedStateMachine):
 
 
 TestQueueFollowsAListThroughAnySequence = QueueAgainstAList.TestCase
-TestQueueFollowsAListThroughAnySequence.settings = settings(max_examples=60, stateful_step_count=20)
+TestQueueFollowsAListThroughAnySequence.settings = settings(max_examples=40, stateful_step_count=20)
 
 
 @pytest.mark.parametrize("start", ["random", "empty"])
@@ -146,12 +146,12 @@ def test_a_random_start_counts_unfilled_slots_but_never_mixes_them():
     queue, query, key = MemoryQueue(64, DIM), torch.randn(4, DIM), torch.randn(4, DIM)
     queue.enqueue(torch.randn(6, DIM))
     loss = MochiLoss(num_hardest=32, num_pairs=50, num_with_query=50)
-    outcome, plan = loss.contrast(query, key, queue)
+    _, plan = loss.contrast(query, key, queue)
     assert plan.base.min() >= 0
     assert max(plan.base.max(), plan.partner.max()) < 6
     plain, _ = loss.contrast(query, key, queue, mix=False)
     whole, _ = loss.contrast(query, key, queue.keys, mix=False)
-    assert torch.equal(plain.loss, whole.loss)
+    torch.testing.assert_close(plain.loss, whole.loss)
 
 
 def test_an_empty_start_leaves_unfilled_slots_out_of_everything():
