@@ -187,7 +187,7 @@ def test_an_unknown_weighing_is_refused(similarity):
 
 
 def test_an_unknown_start_is_refused():
-    refused(lambda: MemoryQueue(K, DIM, start="full"), "start='full'", "'random'", "'empty'")
+    refused(lambda: MemoryQueue(K, DIM, start="full"), "start='full'", "random", "empty")
 
 
 @pytest.mark.parametrize("name", ["ranked-by-key", "fixed-percentage"])

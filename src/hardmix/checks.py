@@ -3,12 +3,19 @@
 Kept beside the paper's files, so that those hold the paper only.
 """
 
+import difflib
 import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from hardmix.errors import InputError
+
+if TYPE_CHECKING:
+    from hardmix.mixing import MixPlan
 
 UNIT_TOLERANCE = 1e-3
 """How far from 1 a vector's length may be; ten times this for half-precision vectors."""
@@ -28,14 +35,14 @@ def check_similarity(similarity: Tensor) -> None:
         )
 
 
-def check_exclude(exclude: Tensor | None, batch: int, num_negatives: int) -> None:
+def check_mask(mask: Tensor | None, batch: int, num_negatives: int, name: str = "exclude") -> None:
     """Refuse a mask that does not name each query's negatives."""
-    if exclude is None:
+    if mask is None:
         return
-    if tuple(exclude.shape) != (batch, num_negatives) or exclude.dtype != torch.bool:
+    if tuple(mask.shape) != (batch, num_negatives) or mask.dtype != torch.bool:
         raise InputError(
-            f"exclude has shape {tuple(exclude.shape)} and dtype {exclude.dtype}: it must be a bool"
-            f" mask of shape ({batch}, {num_negatives}), true where a negative takes no part."
+            f"{name} has shape {tuple(mask.shape)} and dtype {mask.dtype}: it must be a bool"
+            f" mask of shape ({batch}, {num_negatives}), one value for each query and negative."
         )
 
 
@@ -65,12 +72,37 @@ def check_num_hardest(num_hardest: int, num_negatives: int) -> None:
         )
 
 
-def check_temperature(temperature: float) -> None:
+def check_temperature(temperature: float, name: str = "temperature") -> None:
     """Refuse a temperature that divides by zero or turns the loss around."""
     if not (math.isfinite(temperature) and temperature > 0):
         raise InputError(
-            f"temperature={temperature} must be a finite number above 0: Eq. 1 divides by it;"
-            " the paper uses 0.2."
+            f"{name}={temperature} must be a finite number above 0: logits are divided by it;"
+            " the paper's loss uses 0.2."
+        )
+
+
+def check_choice(name: str, value: str, choices: Iterable[str], more: str = "") -> None:
+    """Refuse a name that is not on the menu; the nearest are listed first."""
+    known = list(choices)
+    if value not in known:
+        nearest = difflib.get_close_matches(value, known, n=len(known), cutoff=0.0)
+        raise InputError(f"{name}={value!r} is unknown: choose one of {', '.join(nearest)}{more}.")
+
+
+def check_top(top: int) -> None:
+    """Refuse to look at no ranks."""
+    if top < 1:
+        raise InputError(f"top={top} is below 1: it counts the highest negatives looked at.")
+
+
+def check_labels(name: str, values: Tensor, number: int | None = None, of: str = "queries") -> None:
+    """Refuse labels and ids that are not one whole number for each image."""
+    wrong = values.ndim != 1 or (number is not None and len(values) != number)
+    if wrong or values.is_floating_point():
+        each = "each" if number is None else f"each of the {number}"
+        raise InputError(
+            f"{name} have shape {tuple(values.shape)} and dtype {values.dtype}: one whole"
+            f" number for {each} {of} is needed."
         )
 
 
@@ -131,25 +163,42 @@ def check_finite(**vectors: Tensor) -> None:
             )
 
 
-def check_plan(base: Tensor, partner: Tensor, share: Tensor, batch: int) -> None:
-    """Refuse a plan whose parts do not fit together or belong to another batch."""
-    shapes = [tuple(base.shape), tuple(partner.shape), tuple(share.shape)]
-    if len(set(shapes)) != 1 or base.ndim != 2 or len(base) != batch:
+def unit_vectors(name: str, value: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The vectors at unit length, in float32 or better; those without a direction are refused."""
+    value = value.to(torch.promote_types(value.dtype, torch.float32))
+    check_finite(**{name: value})
+    largest = value.detach().abs().amax(dim=1, keepdim=True)
+    if bool((largest == 0).any()):
+        row = int((largest == 0).flatten().nonzero()[0])
         raise InputError(
-            f"plan has base, partner, share of shapes {shapes}: all three must be (batch, S) with"
-            f" the batch of {batch} queries."
+            f"{name}[{row}] has length 0: it has no direction to compare; the encoder's output is"
+            " dead (all zero)."
         )
-    for name, value in [("base", base), ("partner", partner)]:
-        if value.dtype != torch.int64:
-            raise InputError(f"plan.{name} has dtype {value.dtype}: row numbers are torch.int64.")
+    # Squares of such numbers would overflow or vanish; all others are left as they are.
+    extreme = (largest > 1e15) | (largest < 1e-15)
+    unit = normalize(value / torch.where(extreme, largest, 1.0), dim=1)
+    return unit if dtype is None else unit.to(dtype)
 
 
-def check_plan_rows(base: Tensor, partner: Tensor, num_negatives: int) -> None:
+def check_plan(plan: "MixPlan", batch: int) -> None:
+    """Refuse a plan whose parts do not fit together or belong to another batch."""
+    shapes = {name: tuple(part.shape) for name, part in plan._asdict().items() if part is not None}
+    if len(set(shapes.values())) != 1 or plan.base.ndim != 2 or len(plan.base) != batch:
+        raise InputError(
+            f"plan has parts of shapes {shapes}: all must be (batch, S) with the batch of {batch}"
+            " queries."
+        )
+    for name in ("base", "partner"):
+        if (dtype := getattr(plan, name).dtype) != torch.int64:
+            raise InputError(f"plan.{name} has dtype {dtype}: row numbers are torch.int64.")
+
+
+def check_plan_rows(plan: "MixPlan", num_negatives: int) -> None:
     """Refuse a plan that names rows the negatives do not have."""
-    for name, value, lowest in [("base", base, -1), ("partner", partner, -2)]:
-        if value.numel() == 0:
+    for name, rows, lowest in [("base", plan.base, -1), ("partner", plan.partner, -2)]:
+        if rows.numel() == 0:
             continue
-        low, high = int(value.min()), int(value.max())
+        low, high = int(rows.min()), int(rows.max())
         if low < lowest or high >= num_negatives:
             raise InputError(
                 f"plan.{name} holds {low if low < lowest else high}: rows go from {lowest} to"

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hardmix.checks import (
-    check_exclude,
+    check_mask,
     check_plan,
     check_plan_rows,
     check_shapes,
@@ -71,7 +71,7 @@ def contrast(
     if check:
         check_unit_length(query=query, key=key, negatives=negatives)
         if plan is not None:
-            check_plan_rows(plan.base, plan.partner, len(negatives))
+            check_plan_rows(plan, len(negatives))
     # float64 if any of the vectors has it, else float32.
     dtype = torch.promote_types(torch.promote_types(query.dtype, negatives.dtype), torch.float32)
     query, key, negatives = query.to(dtype), key.to(dtype), negatives.to(dtype)
@@ -216,9 +216,9 @@ def _check(
 ) -> None:
     check_temperature(temperature)
     check_shapes(query, key, negatives)
-    check_exclude(exclude, len(query), len(negatives))
+    check_mask(exclude, len(query), len(negatives))
     if plan is not None:
-        check_plan(plan.base, plan.partner, plan.share, len(query))
+        check_plan(plan, len(query))
     if similarity is not None:
         check_similarity(similarity)
         expected = (len(query), len(negatives))

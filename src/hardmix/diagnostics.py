@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hardmix.checks import check_exclude, check_temperature
+from hardmix.checks import check_mask, check_similarity, check_temperature, check_top
 from hardmix.contrast import Contrast
 from hardmix.mixing import NO_POINT, MixPlan, hardest_negatives
 
@@ -48,6 +48,7 @@ def matching_probability(
     The probability of Eq. 2, over the key and the real negatives.
     """
     check_temperature(temperature)
+    check_top(top)
     real = _shown(outcome.real, exclude)
     log_total = torch.logaddexp(
         outcome.positive / temperature, torch.logsumexp(real / temperature, dim=1)
@@ -78,13 +79,16 @@ def false_negatives_top(
     `similarity` is that of all negatives, also in an oracle run, where the false ones do not
     count in the loss (`Contrast.real` is such). `false_negative` is `MemoryQueue.same_class`.
     """
-    check_exclude(false_negative, *similarity.shape)
+    check_similarity(similarity)
+    check_top(top)
+    check_mask(false_negative, len(similarity), similarity.shape[1], "false_negative")
     highest = hardest_negatives(similarity, min(top, similarity.shape[1]))
     return _share(false_negative.gather(1, highest.positions))
 
 
 def false_parents(plan: MixPlan, false_negative: Bool[Tensor, "batch K"]) -> FalseParents:
     """Fig. 2c: share of a plan's points that have one, and two, false negatives for parents."""
+    check_mask(false_negative, len(plan.base), false_negative.shape[-1], "false_negative")
     made, pair = plan.base != NO_POINT, plan.partner >= 0
     base = false_negative.gather(1, plan.base.clamp(min=0))
     partner = false_negative.gather(1, plan.partner.clamp(min=0)) & pair
@@ -96,7 +100,7 @@ def false_parents(plan: MixPlan, false_negative: Bool[Tensor, "batch K"]) -> Fal
 
 
 def _shown(real: Tensor, exclude: Tensor | None) -> Tensor:
-    check_exclude(exclude, *real.shape)
+    check_mask(exclude, len(real), real.shape[1])
     return real if exclude is None else real.masked_fill(exclude, -torch.inf)
 
 

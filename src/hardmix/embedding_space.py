@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hardmix.checks import check_finite
+from hardmix.checks import check_finite, check_labels
 from hardmix.errors import InputError
 
 CHUNK = 4096
@@ -76,9 +76,12 @@ def _check(features: Tensor, labels: Tensor | None = None) -> None:
             f"features have shape {tuple(features.shape)} and dtype {features.dtype}: they must be"
             " a two-dimensional floating-point tensor with one image a row."
         )
-    if labels is not None and (labels.shape != features.shape[:1] or labels.is_floating_point()):
-        raise InputError(
-            f"labels have shape {tuple(labels.shape)} and dtype {labels.dtype}: one whole number"
-            f" for each of the {len(features)} features is needed."
-        )
+    if labels is not None:
+        check_labels("labels", labels, len(features), "features")
     check_finite(features=features)
+    empty = (features == 0).all(dim=1)
+    if bool(empty.any()):
+        raise InputError(
+            f"features[{int(empty.nonzero()[0])}] has length 0: it has no place on the unit sphere;"
+            " leave such images out."
+        )

@@ -6,19 +6,21 @@ loss(query, key, memory).backward()
 memory.enqueue(key)                     # after the loss: a key is never its own negative
 """
 
-import difflib
+from typing import get_args
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from hardmix.checks import (
+    check_choice,
     check_counts,
-    check_exclude,
-    check_finite,
+    check_mask,
+    check_plan,
+    check_plan_rows,
     check_shapes,
     check_temperature,
+    unit_vectors,
 )
 from hardmix.config import RealNegatives, StrategyName
 from hardmix.contrast import Contrast, contrast
@@ -63,7 +65,11 @@ class MochiLoss(nn.Module):
         self.num_pairs = num_pairs
         self.num_with_query = num_with_query
         self.temperature = temperature
-        self.strategy = _strategy(strategy)
+        if isinstance(strategy, str):
+            more = ", or pass a callable like hardmix.plan_mochi"
+            check_choice("strategy", strategy, STRATEGIES, more)
+        check_choice("real_negatives", real_negatives, get_args(RealNegatives))
+        self.strategy = STRATEGIES[strategy] if isinstance(strategy, str) else strategy
         self.real_negatives: RealNegatives = real_negatives
         self.through_query = through_query
 
@@ -104,7 +110,7 @@ class MochiLoss(nn.Module):
                 " negatives and needs 2 or more."
             )
         own = torch.eye(len(query), dtype=torch.bool, device=query.device)
-        check_exclude(exclude, len(query), len(query))
+        check_mask(exclude, len(query), len(query))
         exclude = own if exclude is None else own | exclude
         num_hardest = min(self.num_hardest, len(query))
         return self._contrast(query, key, key, exclude, exclude, num_hardest, mix, generator)[
@@ -122,7 +128,7 @@ class MochiLoss(nn.Module):
         generator: torch.Generator | None = None,
     ) -> tuple[Contrast, MixPlan | None]:
         """The same with all that was measured on the way, and the plan, for `diagnostics`."""
-        check_exclude(exclude, len(query), len(negatives))
+        check_mask(exclude, len(query), len(negatives))
         not_mixed = exclude
         if isinstance(negatives, MemoryQueue) and (unfilled := negatives.unfilled()) is not None:
             not_mixed = _either(exclude, unfilled.expand(len(query), -1))
@@ -158,6 +164,9 @@ class MochiLoss(nn.Module):
                     generator=generator,
                     embeddings=embeddings,
                 )
+                if self.strategy not in STRATEGIES.values():
+                    check_plan(plan, len(query))
+                    check_plan_rows(plan, len(vectors))
                 dropped = dropped_negatives(similarity, self.real_negatives, num_hardest, not_mixed)
                 exclude = _either(exclude, dropped)
         outcome = contrast(
@@ -183,28 +192,14 @@ def _unit_embeddings(query: Tensor, key: Tensor, negatives: Tensor | MemoryQueue
     """All three in one dtype, float32 or better, and of unit length; a queue's keys are already."""
     vectors = negatives.keys if isinstance(negatives, MemoryQueue) else negatives
     check_shapes(query, key, vectors)
-    check_finite(query=query, key=key)
     dtype = torch.promote_types(torch.promote_types(query.dtype, vectors.dtype), torch.float32)
     with torch.autocast(query.device.type, enabled=False):
         if isinstance(negatives, MemoryQueue):
             vectors = vectors.to(dtype)
         else:
-            check_finite(negatives=vectors)
-            vectors = normalize(vectors.to(dtype), dim=1)
-        query, key = normalize(query.to(dtype), dim=1), normalize(key.to(dtype), dim=1)
+            vectors = unit_vectors("negatives", vectors, dtype)
+        query, key = unit_vectors("query", query, dtype), unit_vectors("key", key, dtype)
     return Embeddings(query, key, vectors)
-
-
-def _strategy(strategy: StrategyName | Strategy) -> Strategy:
-    if not isinstance(strategy, str):
-        return strategy
-    if strategy not in STRATEGIES:
-        nearest = difflib.get_close_matches(strategy, STRATEGIES, n=len(STRATEGIES), cutoff=0.0)
-        raise InputError(
-            f"strategy={strategy!r} is unknown: choose one of {', '.join(nearest)}, or pass a"
-            " callable like hardmix.plan_mochi."
-        )
-    return STRATEGIES[strategy]
 
 
 def _either(first: Tensor | None, second: Tensor | None) -> Tensor | None:

@@ -4,18 +4,19 @@ Everything is saved in the state_dict: keys, labels, ids, position and fill.
 """
 
 from collections.abc import Callable
+from typing import get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from hardmix.checks import check_finite
+from hardmix.checks import check_choice, check_labels, unit_vectors
 from hardmix.config import QueueStart
 from hardmix.errors import InputError
 
 UNKNOWN = -1
-"""The label and id of a slot that was given none; it equals nothing, itself included."""
+"""The label and id of a slot that was given none; no negative number equals anything."""
 
 
 class MemoryQueue(nn.Module):
@@ -47,16 +48,15 @@ class MemoryQueue(nn.Module):
         for name, value in [("size", size), ("dim", dim)]:
             if value < 1:
                 raise InputError(
-                    f"{name}={value} is below 1: a queue holds {name} numbers or more."
+                    f"{name}={value} is below 1: a queue has one slot and one dimension or more."
                 )
-        if start not in ("random", "empty"):
-            raise InputError(f"start={start!r} is unknown: choose 'random' or 'empty'.")
+        check_choice("start", start, get_args(QueueStart))
         self.start: QueueStart = start
         self.register_buffer("keys", normalize(torch.randn(size, dim, generator=generator), dim=1))
         self.register_buffer("labels", torch.full((size,), UNKNOWN))
         self.register_buffer("ids", torch.full((size,), UNKNOWN))
-        self.register_buffer("position", torch.tensor(0))
-        self.register_buffer("filled", torch.tensor(0))
+        self.register_buffer("position", torch.tensor(0, device="cpu"))
+        self.register_buffer("filled", torch.tensor(0, device="cpu"))
 
     @classmethod
     def prefilled(
@@ -66,6 +66,7 @@ class MemoryQueue(nn.Module):
         ids: Int[Tensor, " K"] | None = None,
     ) -> "MemoryQueue":
         """A queue that starts full, with these keys."""
+        _check_keys(keys)
         queue = cls(*keys.shape).to(keys.device)
         queue.enqueue(keys, labels, ids)
         return queue
@@ -85,12 +86,15 @@ class MemoryQueue(nn.Module):
 
         Any batch size; keys are normalised. Refuses NaN: one such key would spoil every later loss.
         """
-        self._check(keys, labels, ids)
+        _check_keys(keys, self.keys.shape[1])
+        for name, values in [("labels", labels), ("ids", ids)]:
+            if values is not None:
+                check_labels(name, values, len(keys), "keys")
+        keys = unit_vectors("keys", keys, self.keys.dtype).to(self.keys.device)
         size, batch = len(self), len(keys)
         kept = min(batch, size)
         first = int(self.position) + batch - kept
         slots = torch.arange(first, first + kept, device=self.keys.device) % size
-        keys = normalize(keys.to(self.keys), dim=1)
         self.keys.index_copy_(0, slots, keys[batch - kept :])
         for stored, values in [(self.labels, labels), (self.ids, ids)]:
             if values is None:
@@ -108,10 +112,12 @@ class MemoryQueue(nn.Module):
 
     def same_class(self, labels: Int[Tensor, " batch"]) -> Bool[Tensor, "batch K"]:
         """Sec. 3.3, the class oracle: each query's false negatives, to exclude or to count."""
+        check_labels("labels", labels)
         return _equal_and_known(labels, self.labels)
 
     def same_image(self, ids: Int[Tensor, " batch"]) -> Bool[Tensor, "batch K"]:
         """Older keys of the query's own image: in the queue when K exceeds the data set."""
+        check_labels("ids", ids)
         return _equal_and_known(ids, self.ids)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MemoryQueue":
@@ -119,22 +125,6 @@ class MemoryQueue(nn.Module):
         super()._apply(fn, recurse)
         self.position, self.filled = position, filled
         return self
-
-    def _check(self, keys: Tensor, labels: Tensor | None, ids: Tensor | None) -> None:
-        if keys.ndim != 2 or keys.shape[1] != self.keys.shape[1] or not keys.is_floating_point():
-            raise InputError(
-                f"keys have shape {tuple(keys.shape)} and dtype {keys.dtype}: this queue takes"
-                f" (batch, {self.keys.shape[1]}) floating-point vectors."
-            )
-        for name, values in [("labels", labels), ("ids", ids)]:
-            if values is not None and (
-                values.shape != keys.shape[:1] or values.is_floating_point()
-            ):
-                raise InputError(
-                    f"{name} have shape {tuple(values.shape)} and dtype {values.dtype}: one whole"
-                    f" number for each of the {len(keys)} keys is needed."
-                )
-        check_finite(keys=keys)
 
     def extra_repr(self) -> str:
         """What print() shows."""
@@ -144,4 +134,13 @@ class MemoryQueue(nn.Module):
 
 def _equal_and_known(values: Tensor, stored: Tensor) -> Tensor:
     column = values.to(stored).unsqueeze(1)
-    return (column == stored) & (column != UNKNOWN)
+    return (column == stored) & (column >= 0)
+
+
+def _check_keys(keys: Tensor, dim: int | None = None) -> None:
+    fits = keys.ndim == 2 and (dim is None or keys.shape[1] == dim)
+    if not fits or not keys.is_floating_point():
+        raise InputError(
+            f"keys have shape {tuple(keys.shape)} and dtype {keys.dtype}: this queue takes"
+            f" (batch, {dim or 'dim'}) floating-point vectors."
+        )

@@ -12,14 +12,16 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from hardmix.checks import (
     check_counts,
-    check_exclude,
+    check_mask,
     check_num_hardest,
+    check_plan,
+    check_plan_rows,
+    check_shapes,
     check_similarity,
 )
 from hardmix.errors import InputError
@@ -118,7 +120,7 @@ def hardest_negatives(
     check_similarity(similarity)
     check_counts(num_hardest)
     check_num_hardest(num_hardest, similarity.shape[1])
-    check_exclude(exclude, *similarity.shape)
+    check_mask(exclude, len(similarity), similarity.shape[1])
     similarity = similarity.detach()
     if exclude is None:
         positions = _largest_in_two_stages(similarity, num_hardest)
@@ -142,6 +144,7 @@ def mix_pairs(
     The paper says "randomly chosen": pairs are drawn uniformly, with replacement over the points
     (s > N is legal), and always of two different negatives.
     """
+    check_counts(2, num_pairs=num_pairs)
     first, offset, alpha = draw(hardest, num_pairs, 3, dtype, generator)
     count = hardest.count.unsqueeze(1)
     i = pick(first, count)
@@ -158,6 +161,7 @@ def mix_with_query(
     generator: torch.Generator | None = None,
 ) -> MixPlan:
     """Sec. 4.2: mix the query into its hardest negatives, beta ~ U(0, 0.5)."""
+    check_counts(1, num_with_query=num_with_query)
     which, beta = draw(hardest, num_with_query, 2, dtype, generator)
     base = hardest.positions.gather(1, pick(which, hardest.count.unsqueeze(1)))
     return MixPlan(base, torch.full_like(base, QUERY), open_interval(beta, 0.5))
@@ -173,6 +177,9 @@ def materialize(
 
     Points that could not be made are zero. `contrast` never calls this.
     """
+    check_shapes(query, key, negatives)
+    check_plan(plan, len(query))
+    check_plan_rows(plan, len(negatives))
     base = negatives[plan.base.clamp(min=0)]
     partner = negatives[plan.partner.clamp(min=0)]
     partner = torch.where((plan.partner == QUERY).unsqueeze(-1), query.unsqueeze(1), partner)
@@ -263,19 +270,10 @@ def _largest(values: Float[Tensor, "batch width"], number: int) -> Int[Tensor, "
     width = array.shape[1]
     threshold = np.partition(array, width - number, axis=1)[:, width - number, None]
     chosen = array >= threshold
-    positions = np.flatnonzero(chosen)
-    if positions.size > len(array) * number:
-        positions = np.flatnonzero(_without_surplus(chosen, array == threshold, number))
-    if positions.size < len(array) * number:
-        raise InputError("similarity holds NaN: it cannot be ranked; look at the encoder's output.")
-    return torch.from_numpy(positions.reshape(-1, number) - np.arange(len(array))[:, None] * width)
-
-
-def _without_surplus(
-    chosen: NDArray[np.bool_], equal: NDArray[np.bool_], number: int
-) -> NDArray[np.bool_]:
-    """Where ties with the threshold make more than `number`, the last of the equals go."""
     surplus = np.count_nonzero(chosen, axis=1) - number
-    for row in np.flatnonzero(surplus > 0):
-        chosen[row, np.flatnonzero(equal[row])[-surplus[row] :]] = False
-    return chosen
+    if surplus.min() < 0:  # comparisons with NaN are false
+        raise InputError("similarity holds NaN: it cannot be ranked; look at the encoder's output.")
+    for row in np.flatnonzero(surplus):  # ties with the threshold: the last of the equals go
+        chosen[row, np.flatnonzero(array[row] == threshold[row])[-surplus[row] :]] = False
+    positions = np.flatnonzero(chosen).reshape(-1, number)
+    return torch.from_numpy(positions - np.arange(len(array))[:, None] * width)

@@ -5,13 +5,13 @@ them better; they are here to be repeated, and as examples of a strategy.
 """
 
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hardmix.checks import check_counts, check_exclude, check_temperature
+from hardmix.checks import check_choice, check_counts, check_similarity, check_temperature
 from hardmix.closed_form import evaluate_plan
 from hardmix.config import RealNegatives
 from hardmix.errors import InputError
@@ -44,6 +44,7 @@ def plan_ranked_by_key(
     embeddings: Embeddings | None = None,
 ) -> MixPlan:
     """App. B.2: the hardest negatives are the key's, not the query's. About 0.2 % lower there."""
+    check_similarity(similarity)
     _, key, negatives = _need(embeddings, "ranked-by-key")
     return plan_mochi(
         (key.detach() @ negatives.detach().T).to(similarity.dtype),
@@ -93,6 +94,7 @@ def plan_beta_weighted(
     "beta" is the paper's sentence: the logit times beta. "one-minus-beta" is what its reason ("how
     negative this point is") would ask for. "log-beta" weighs the point's term in Eq. 1 by beta.
     """
+    check_choice("weighing", weighing, ("beta", "one-minus-beta", "log-beta"))
     plan = plan_mochi(
         similarity,
         num_hardest=num_hardest,
@@ -121,7 +123,7 @@ def plan_softmax_sampled(
 
     The paper names tau' and gives no value; 0.2 is the loss's own temperature.
     """
-    check_temperature(sampling_temperature)
+    check_temperature(sampling_temperature, "sampling_temperature")
     check_counts(num_hardest, num_pairs, num_with_query)
     hardest = hardest_negatives(similarity, num_hardest, exclude)
     cumulative = _cumulative_softmax(similarity, hardest, sampling_temperature)
@@ -198,15 +200,11 @@ def dropped_negatives(
 
     Give `contrast` this mask, joined with `exclude`, after planning with `exclude` alone.
     """
+    check_choice("real_negatives", real_negatives, get_args(RealNegatives))
     if real_negatives == "keep":
         return None
     if real_negatives == "drop_all":
         return torch.ones_like(similarity, dtype=torch.bool)
-    if real_negatives != "drop_hardest":
-        raise InputError(
-            f"real_negatives={real_negatives!r} is unknown: choose keep, drop_hardest or drop_all."
-        )
-    check_exclude(exclude, *similarity.shape)
     hardest = hardest_negatives(similarity, num_hardest, exclude)
     dropped = torch.zeros_like(similarity, dtype=torch.bool)
     return dropped.scatter_(1, hardest.positions.clamp(min=0), hardest.positions >= 0)
