@@ -54,6 +54,16 @@ def test_ranking_is_the_same_set_without_numpy(case):
         assert torch.equal(mixing._largest_in_two_stages(values, number), by_topk)
 
 
+def test_ranking_in_parts_changes_nothing(monkeypatch):
+    similarity, exclude = torch.rand(7, 100), torch.rand(7, 100) < 0.9
+    whole = [hardest_negatives(similarity, 20, mask) for mask in (None, exclude)]
+    monkeypatch.setattr(mixing, "CHUNK_ELEMENTS", 2 * 100)
+    parts = [hardest_negatives(similarity, 20, mask) for mask in (None, exclude)]
+    for a, b in zip(whole, parts, strict=True):
+        assert torch.equal(a.positions, b.positions)
+        assert torch.equal(a.count, b.count)
+
+
 def test_a_last_bit_does_not_change_what_a_draw_picks():
     similarity = torch.rand(4, 500)
     moved = similarity * (1 + 2**-23)

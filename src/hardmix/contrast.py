@@ -7,7 +7,6 @@ better, also inside autocast.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -26,10 +25,7 @@ from hardmix.checks import (
 )
 from hardmix.closed_form import Points, evaluate_plan
 from hardmix.errors import InputError
-from hardmix.mixing import KEY, MixPlan
-
-CHUNK_ELEMENTS = 2**22
-"""Terms of the softmax held at once: 16 MB in float32, and still enough rows for a fast matmul."""
+from hardmix.mixing import KEY, MixPlan, row_chunks
 
 
 class Contrast(NamedTuple):
@@ -114,7 +110,7 @@ class _InfoNCE(torch.autograd.Function):
         per_query, to_key = torch.empty_like(positive), torch.empty_like(positive)
         direction = torch.empty_like(query) if needs_query else None
         probability = torch.empty_like(real) if needs_negatives else None
-        for rows in _row_chunks(*real.shape):
+        for rows in row_chunks(*real.shape):
             some = None if points is None else _rows_of(points, rows)
             hidden = None if exclude is None else exclude[rows]
             terms, extra, ahead = _terms(positive[rows], real[rows], some, temperature, hidden)
@@ -191,11 +187,6 @@ def _pull(
     to_key = loan.masked_fill(partner != KEY, 0.0).sum(dim=1, keepdim=True)
     to_query = loan.sum(dim=1, keepdim=True) - to_key
     return (terms @ negatives).addcmul_(to_query, query).addcmul_(to_key, key)
-
-
-def _row_chunks(batch: int, width: int) -> Iterator[slice]:
-    rows = max(1, CHUNK_ELEMENTS // width)
-    return (slice(start, min(start + rows, batch)) for start in range(0, batch, rows))
 
 
 def _rows_of(points: Points, rows: slice) -> Points:

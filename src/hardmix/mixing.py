@@ -32,6 +32,8 @@ KEY = -2
 """A partner that is the query's key (App. B.2)."""
 NO_POINT = -1
 """A base where no point could be made: its logit is -inf."""
+CHUNK_ELEMENTS = 2**22
+"""Similarities worked on at once: 16 MB in float32, and still enough rows for a fast matmul."""
 
 
 @dataclass(frozen=True)
@@ -122,11 +124,12 @@ def hardest_negatives(
     check_num_hardest(num_hardest, similarity.shape[1])
     check_mask(exclude, len(similarity), similarity.shape[1])
     similarity = similarity.detach()
+    rows = row_chunks(*similarity.shape)
     if exclude is None:
-        positions = _largest_in_two_stages(similarity, num_hardest)
+        positions = torch.cat([_largest_in_two_stages(similarity[r], num_hardest) for r in rows])
         return HardestNegatives(positions, positions.new_full((len(positions),), num_hardest))
-    allowed = similarity.masked_fill(exclude, -torch.inf)
-    positions = _largest_in_two_stages(allowed, num_hardest)
+    allowed = (similarity[r].masked_fill(exclude[r], -torch.inf) for r in rows)
+    positions = torch.cat([_largest_in_two_stages(some, num_hardest) for some in allowed])
     valid = ~exclude.gather(1, positions)
     after_all = similarity.shape[1]
     positions = positions.masked_fill(~valid, after_all).sort(dim=1).values
@@ -206,6 +209,12 @@ def join(*plans: MixPlan) -> MixPlan:
     return MixPlan(*fields)
 
 
+def row_chunks(batch: int, width: int) -> list[slice]:
+    """Parts of a (batch, width) tensor, each small enough to be worked on without much memory."""
+    rows = max(1, CHUNK_ELEMENTS // width)
+    return [slice(start, min(start + rows, batch)) for start in range(0, batch, rows)]
+
+
 def draw(
     hardest: HardestNegatives,
     num_points: int,
@@ -254,6 +263,9 @@ def _largest_in_two_stages(values: Float[Tensor, "batch K"], number: int) -> Int
     candidates = in_blocks.gather(2, blocks.unsqueeze(1).expand(batch, per_block, number)).flatten(
         1
     )
+    if width % per_block == 0:
+        chosen = _largest(candidates, number)
+        return (chosen // number) * num_blocks + blocks.gather(1, chosen % number)
     rest = values[:, per_block * num_blocks :]
     chosen = _largest(torch.cat([candidates, rest], dim=1), number)
     slots = (chosen // number) * num_blocks + blocks.gather(1, chosen % number)
