@@ -25,7 +25,7 @@ from hardmix import MemoryQueue, MochiLoss
 
 DIM = 128
 TEMPERATURE = 0.2
-WARM_UPS = 2
+WARM_UPS = 4
 
 
 class Shape(NamedTuple):

@@ -38,6 +38,7 @@ class Limit:
     must: float
     aim: float | None = None
     at_least: bool = False
+    machine_busy: bool = False
 
     def met(self, limit: float) -> bool:
         """Whether the measured number is on the right side."""
@@ -49,11 +50,10 @@ class Limit:
 
     def verdict(self) -> str:
         """In words."""
-        if not self.met(self.must):
-            return "[red]missed[/red]"
-        if self.aim is None:
-            return "[green]met[/green]"
-        return "[green]met, aim too[/green]" if self.met(self.aim) else "[yellow]met, aim not[/]"
+        words = "[green]met[/]" if self.met(self.must) else "[red]missed[/]"
+        if self.aim is not None and self.met(self.must):
+            words += ", aim too" if self.met(self.aim) else ", aim not"
+        return f"{words} [yellow](busy machine)[/]" if self.machine_busy else words
 
 
 def summary(timed: dict[str, Any]) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def show(report: dict[str, Any], console: Console) -> list[dict[str, Any]]:
     if report["growth"]:
         console.print(growth_table(report))
     limits = [*time_limits(report), *memory_limits(report)]
-    console.print(limit_table(limits, report["times"]))
+    console.print(limit_table(limits, _judged(report)[0]))
     missed = [
         f"{limit.what} at {_label(limit.shape)}" for limit in limits if not limit.met(limit.must)
     ]
@@ -158,15 +158,14 @@ def growth_table(report: dict[str, Any]) -> Table:
     return table
 
 
-def limit_table(limits: list[Limit], times: list[dict[str, Any]]) -> Table:
+def limit_table(limits: list[Limit], judged: dict[str, Any]) -> Table:
     """What was measured beside what was asked for."""
-    judged = _judged(times)
     title = f"Limits; times: allocator {judged['allocator']}, {judged['threads']} thr."
     table = _table(title, ["limit", "shape", "measured", "must", "aim", "verdict"])
     for limit in limits:
         bounds = limit.bound(limit.must), limit.bound(limit.aim)
         table.add_row(
-            limit.what, _label(limit.shape), f"{limit.measured:.2f}", *bounds, limit.verdict()
+            limit.what, _label(limit.shape[:2]), f"{limit.measured:.2f}", *bounds, limit.verdict()
         )
     return table
 
@@ -174,26 +173,16 @@ def limit_table(limits: list[Limit], times: list[dict[str, Any]]) -> Table:
 def time_limits(report: dict[str, Any]) -> list[Limit]:
     """Paired medians, judged with the first allocator and the highest number of threads."""
     limits = []
-    judged = _judged(report["times"])
-    for shape, asked in zip(_shapes(report), TIME_LIMITS, strict=False):
-        setting = (judged["allocator"], judged["threads"], shape)
-        ratio = next(
-            t["ratio"]
-            for t in report["times"]
-            if (t["allocator"], t["threads"], t["shape"]) == setting
+    for timed, asked in zip(_judged(report), TIME_LIMITS, strict=False):
+        shape, ratio, busy = timed["shape"], timed["ratio"], (timed["others_share"] or 0) > BUSY
+        over, aim = asked["over_moco"], asked["aim_over_moco"]
+        measured = ratio["hardmix"]["plain_moco"]["median"]
+        limits.append(Limit("time / plain MoCo", shape, measured, over, aim, machine_busy=busy))
+        faster = asked["faster_than_materialised"]
+        measured = ratio["materialised"]["hardmix"]["median"]
+        limits.append(
+            Limit("materialised / time", shape, measured, faster, at_least=True, machine_busy=busy)
         )
-        over = ratio["hardmix"]["plain_moco"]["median"]
-        faster = ratio["materialised"]["hardmix"]["median"]
-        limits += [
-            Limit("time / plain MoCo", shape, over, asked["over_moco"], asked["aim_over_moco"]),
-            Limit(
-                "materialised / time",
-                shape,
-                faster,
-                asked["faster_than_materialised"],
-                at_least=True,
-            ),
-        ]
     return limits
 
 
@@ -208,8 +197,12 @@ def memory_limits(report: dict[str, Any]) -> list[Limit]:
     return limits
 
 
-def _judged(times: list[dict[str, Any]]) -> dict[str, Any]:
-    return max(times, key=lambda t: (t["allocator"] == times[0]["allocator"], t["threads"]))
+def _judged(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """The times that limits are about, one for each shape."""
+    allocator = report["times"][0]["allocator"]
+    threads = max(timed["threads"] for timed in report["times"])
+    setting = (allocator, threads)
+    return [t for t in report["times"] if (t["allocator"], t["threads"]) == setting]
 
 
 def _memory(report: dict[str, Any], name: str, shape: list[int]) -> float:
@@ -228,7 +221,7 @@ def _shapes(report: dict[str, Any]) -> list[list[int]]:
 
 def _label(shape: list[int]) -> str:
     batch, negatives, *mochi = shape
-    return f"{batch} x {negatives} ({', '.join(map(str, mochi))})"
+    return f"{batch} x {negatives}" + (f" ({', '.join(map(str, mochi))})" if mochi else "")
 
 
 def _table(title: str, columns: list[str]) -> Table:

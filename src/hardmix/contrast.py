@@ -122,6 +122,7 @@ class _InfoNCE(torch.autograd.Function):
             if direction is not None:
                 pull = _pull(terms, extra[:, 1:], some, query[rows], key[rows], negatives)
                 torch.div(pull, total.unsqueeze(1), out=direction[rows])
+            del terms  # before the next chunk's are made
         if direction is not None:
             direction.addcmul_(to_key.unsqueeze(1), key)
         ctx.temperature = temperature
