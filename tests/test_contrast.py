@@ -246,6 +246,23 @@ def test_chunking_changes_no_number(monkeypatch):
     assert all(torch.allclose(a, b, atol=1e-14) for a, b in zip(whole, both(), strict=True))
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_overwriting_changes_no_number(masked):
+    query, key, negatives, plan = one_case()
+    exclude = torch.rand(6, 200) < 0.2 if masked else None
+
+    def both(overwrite: bool):
+        outcome = contrast(
+            query, key, negatives, plan, temperature=0.2, exclude=exclude, overwrite=overwrite
+        )
+        return outcome, outcome.per_query, *torch.autograd.grad(outcome.loss, query)
+
+    kept, overwritten = both(False), both(True)
+    assert kept[0].real.shape == (6, 200)
+    assert overwritten[0].real.shape == (6, 0)
+    assert all(torch.equal(a, b) for a, b in zip(kept[1:], overwritten[1:], strict=True))
+
+
 def test_given_similarities_and_computed_ones_agree():
     query, key, negatives, plan = one_case(torch.float32)
     similarity = (query @ negatives.T).detach()

@@ -18,8 +18,8 @@ from torch.nn.functional import embedding_bag
 
 from hardmix.mixing import KEY, NO_POINT, QUERY, MixPlan, join
 
-CHUNK_PAIRS = 2**13
-"""Pairs whose sums are measured at once: 4 MB at 128 dimensions, not more than a cache holds."""
+CHUNK_PAIRS = 2**12
+"""Pairs whose sums are measured at once: 2 MB at 128 dimensions, about what caches hold."""
 
 
 class Points(NamedTuple):

@@ -89,7 +89,11 @@ class MochiLoss(nn.Module):
         exclude: negatives that take no part, e.g. `memory.same_class(labels)`, the oracle.
         mix: False in the warm-up epochs: plain MoCo (`schedules.mixing_started`).
         """
-        return self.contrast(query, key, negatives, exclude, mix=mix, generator=generator)[0].loss
+        exclude, not_mixed = _masks(query, negatives, exclude)
+        outcome, _ = self._contrast(
+            query, key, negatives, exclude, not_mixed, self.num_hardest, mix, generator, True
+        )
+        return outcome.loss
 
     def in_batch(
         self,
@@ -113,9 +117,10 @@ class MochiLoss(nn.Module):
         check_mask(exclude, len(query), len(query))
         exclude = own if exclude is None else own | exclude
         num_hardest = min(self.num_hardest, len(query))
-        return self._contrast(query, key, key, exclude, exclude, num_hardest, mix, generator)[
-            0
-        ].loss
+        outcome, _ = self._contrast(
+            query, key, key, exclude, exclude, num_hardest, mix, generator, True
+        )
+        return outcome.loss
 
     def contrast(
         self,
@@ -128,14 +133,9 @@ class MochiLoss(nn.Module):
         generator: torch.Generator | None = None,
     ) -> tuple[Contrast, MixPlan | None]:
         """The same with all that was measured on the way, and the plan, for `diagnostics`."""
-        check_mask(exclude, len(query), len(negatives))
-        not_mixed = exclude
-        if isinstance(negatives, MemoryQueue) and (unfilled := negatives.unfilled()) is not None:
-            not_mixed = _either(exclude, unfilled.expand(len(query), -1))
-            if negatives.start == "empty":
-                exclude = not_mixed
+        exclude, not_mixed = _masks(query, negatives, exclude)
         return self._contrast(
-            query, key, negatives, exclude, not_mixed, self.num_hardest, mix, generator
+            query, key, negatives, exclude, not_mixed, self.num_hardest, mix, generator, False
         )
 
     def _contrast(
@@ -148,6 +148,7 @@ class MochiLoss(nn.Module):
         num_hardest: int,
         mix: bool,
         generator: torch.Generator | None,
+        overwrite: bool,
     ) -> tuple[Contrast, MixPlan | None]:
         embeddings = _unit_embeddings(query, key, negatives)
         query, key, vectors = embeddings
@@ -178,6 +179,7 @@ class MochiLoss(nn.Module):
             exclude=exclude,
             similarity=similarity,
             through_query=self.through_query,
+            overwrite=overwrite,
             check=False,
         )
         return outcome, plan
@@ -186,6 +188,18 @@ class MochiLoss(nn.Module):
         """What print() shows: the paper's MoCHi (N, s, s')."""
         numbers = f"{self.num_hardest}, {self.num_pairs}, {self.num_with_query}"
         return f"MoCHi ({numbers}), temperature={self.temperature}"
+
+
+def _masks(
+    query: Tensor, negatives: Tensor | MemoryQueue, exclude: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Negatives that do not count, and those that are not mixed: unfilled slots are the latter."""
+    check_mask(exclude, len(query), len(negatives))
+    unfilled = negatives.unfilled() if isinstance(negatives, MemoryQueue) else None
+    if unfilled is None or not isinstance(negatives, MemoryQueue):
+        return exclude, exclude
+    not_mixed = _either(exclude, unfilled.expand(len(query), -1))
+    return not_mixed if negatives.start == "empty" else exclude, not_mixed
 
 
 def _unit_embeddings(query: Tensor, key: Tensor, negatives: Tensor | MemoryQueue) -> Embeddings:

@@ -148,11 +148,12 @@ def mix_pairs(
     (s > N is legal), and always of two different negatives.
     """
     check_counts(2, num_pairs=num_pairs)
-    first, offset, alpha = draw(hardest, num_pairs, 3, dtype, generator)
+    first, other, alpha = draw(hardest, num_pairs, 3, dtype, generator)
     count = hardest.count.unsqueeze(1)
-    i = pick(first, count)
-    j = (i + 1 + pick(offset, count - 1)) % count.clamp(min=1)
+    i, j = pick(first, count), pick(other, count - 1)
+    j += j >= i  # one of the others: each as likely
     base = hardest.positions.gather(1, i).masked_fill(count < 2, NO_POINT)
+    j = j.minimum((count - 1).clamp(min=0))
     partner = hardest.positions.gather(1, j).clamp(min=0)  # a row also where no point is made
     return MixPlan(base, partner, 1 - open_interval(alpha, 1.0))
 
@@ -199,13 +200,11 @@ def join(*plans: MixPlan) -> MixPlan:
         if all(part is None for part in parts):
             fields.append(None)
             continue
-        ones = (torch.ones_like(plan.share) for plan in plans)
-        fields.append(
-            torch.cat(
-                [one if part is None else part for part, one in zip(parts, ones, strict=True)],
-                dim=1,
-            )
-        )
+        given = [
+            torch.ones_like(plan.share) if part is None else part
+            for plan, part in zip(plans, parts, strict=True)
+        ]
+        fields.append(torch.cat(given, dim=1))
     return MixPlan(*fields)
 
 
@@ -259,18 +258,15 @@ def _largest_in_two_stages(values: Float[Tensor, "batch K"], number: int) -> Int
         return _largest(values, number)
     num_blocks = width // per_block
     in_blocks = values[:, : per_block * num_blocks].unflatten(1, (per_block, num_blocks))
-    blocks = _largest(in_blocks.amax(dim=1), number)
-    candidates = in_blocks.gather(2, blocks.unsqueeze(1).expand(batch, per_block, number)).flatten(
-        1
-    )
-    if width % per_block == 0:
-        chosen = _largest(candidates, number)
-        return (chosen // number) * num_blocks + blocks.gather(1, chosen % number)
-    rest = values[:, per_block * num_blocks :]
-    chosen = _largest(torch.cat([candidates, rest], dim=1), number)
-    slots = (chosen // number) * num_blocks + blocks.gather(1, chosen % number)
-    beyond = chosen - candidates.shape[1]
-    return torch.where(beyond >= 0, beyond + per_block * num_blocks, slots)
+    blocks = _largest(in_blocks.amax(dim=1), number).unsqueeze(1).expand(batch, per_block, number)
+    candidates = in_blocks.gather(2, blocks).flatten(1)
+    rounds = torch.arange(per_block, device=values.device).unsqueeze(1)
+    slots = (blocks + rounds * num_blocks).flatten(1)
+    if width % per_block:
+        candidates = torch.cat([candidates, values[:, per_block * num_blocks :]], dim=1)
+        rest = torch.arange(per_block * num_blocks, width, device=values.device)
+        slots = torch.cat([slots, rest.expand(batch, -1)], dim=1)
+    return slots.gather(1, _largest(candidates, number))
 
 
 def _largest(values: Float[Tensor, "batch width"], number: int) -> Int[Tensor, "batch N"]:
