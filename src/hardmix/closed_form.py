@@ -127,12 +127,15 @@ def _pair_lengths(base: Tensor, partner: Tensor, share: Tensor, negatives: Tenso
 
     Opposite parents cancel out: a floor keeps their point and its gradient finite.
     """
-    rows = torch.stack([base, partner], dim=-1).view(-1, 2)
-    shares = torch.stack([1 - share, share], dim=-1).view(-1, 2)
-    length = share.new_empty(len(rows))
-    for some in (slice(i, i + CHUNK_PAIRS) for i in range(0, len(rows), CHUNK_PAIRS)):
-        mixed = embedding_bag(rows[some], negatives, mode="sum", per_sample_weights=shares[some])
-        torch.linalg.vector_norm(mixed, dim=1, out=length[some])
+    length = torch.empty_like(share).view(-1)
+    rows = torch.stack([base, partner], dim=-1).view(-1).split(2 * CHUNK_PAIRS)
+    shares = torch.stack([1 - share, share], dim=-1).view(-1).split(2 * CHUNK_PAIRS)
+    first = torch.arange(0, 2 * CHUNK_PAIRS, 2, device=base.device)
+    for some, parents, weights in zip(length.split(CHUNK_PAIRS), rows, shares, strict=True):
+        mixed = embedding_bag(
+            parents, negatives, first[: len(some)], mode="sum", per_sample_weights=weights
+        )
+        torch.linalg.vector_norm(mixed, dim=1, out=some)
     return length.clamp_(min=torch.finfo(length.dtype).eps ** 0.5).view_as(share)
 
 
