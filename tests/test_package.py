@@ -77,7 +77,8 @@ def test_demo_shows_a_table_and_the_exactness():
         (["demo", "--num-hardest", "99999"], ["num_hardest=99999", "4096"]),
         (["demo", "--num-hardest", "1"], ["num_pairs=1024", "num_hardest=1"]),
         (["demo", "--seed", "x"], ["seed", "x"]),
-        (["demmo"], ["demmo", "demo"]),
+        (["demo", "--train", "--epochs", "0"], ["train.epochs=0"]),
+        (["demmo"], ["'demmo'", "choose one of demo"]),
     ],
 )
 def test_bad_input_is_one_message_and_status_2(arguments, words, capfd):
@@ -87,6 +88,16 @@ def test_bad_input_is_one_message_and_status_2(arguments, words, capfd):
     assert done.value.code == 2
     assert "Traceback" not in shown
     assert all(word in shown for word in words)
+
+
+def test_a_defect_of_ours_shows_a_traceback_and_status_1(monkeypatch, capfd):
+    monkeypatch.setitem(cli.COMMANDS, "version", lambda _: 1 / 0)
+    with pytest.raises(SystemExit) as done:
+        cli.main(["version"])
+    shown = capfd.readouterr().err
+    assert done.value.code == 1
+    assert "ZeroDivisionError" in shown
+    assert "please report it" in shown
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

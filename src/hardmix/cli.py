@@ -3,42 +3,143 @@
 Nothing heavy is imported before a command runs, so that `--help` answers at once.
 """
 
+import difflib
 import os
 import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import tyro
 
 from hardmix import __version__
+from hardmix.config import DataConfig, PretrainConfig
 from hardmix.errors import InputError
+from hardmix.recipes import RECIPES
 
 DESCRIPTION = f"hardmix {__version__}: contrastive pre-training with hard negative mixing (MoCHi)."
+SHAPES = DataConfig(name="shapes", image_size=32, blur=False)
+
+Help = tyro.conf.arg
 
 
-def demo(
-    num_hardest: Annotated[
-        int, tyro.conf.arg(help="N: negatives of a query that may be mixed")
-    ] = 1024,
-    num_pairs: Annotated[int, tyro.conf.arg(help="s: points that mix two of them")] = 1024,
-    num_with_query: Annotated[
-        int, tyro.conf.arg(help="s': points that mix one with the query")
-    ] = 128,
-    seed: Annotated[int, tyro.conf.arg(help="of the random embeddings")] = 0,
-) -> None:
-    """MoCo's and MoCHi's loss on random embeddings, and the closed form against its definition."""
+def pretrain(arguments: list[str]) -> None:
+    """Train an encoder on images without labels."""
+    base, rest = _base_config(arguments)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Pretrain:
+        """Train an encoder: hardmix pretrain RECIPE --out RUN [settings].
+
+        RECIPE is imagenet100, imagenet1k, cifar10 or demo (see `hardmix recipes`). Defaults below
+        are those of the recipe and method you name.
+        """
+
+        out: Annotated[Path, Help(help="the run's folder")]
+        resume: Annotated[bool, Help(help="go on with the run in that folder")] = False
+        config: Annotated[Path | None, Help(help="run a saved config.json again")] = None
+        settings: Annotated[PretrainConfig, Help(name="")] = base
+
+    options = tyro.cli(Pretrain, prog="hardmix pretrain RECIPE", args=rest)
+    from hardmix.pretrain import pretrain as run
+    from hardmix.runs import check_resumable
+
+    if options.resume:
+        check_resumable(options.out, options.settings)
+    run(options.settings, options.out, resume=options.resume)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """The loss at work on random embeddings; with --train, MoCo-v2 and MoCHi on small images."""
+
+    num_hardest: Annotated[int, Help(help="N: negatives of a query that may be mixed")] = 1024
+    num_pairs: Annotated[int, Help(help="s: points that mix two of them")] = 1024
+    num_with_query: Annotated[int, Help(help="s': points that mix one with the query")] = 128
+    seed: int = 0
+    train: Annotated[bool, Help(help="train both methods and evaluate them (minutes)")] = False
+    out: Annotated[Path, Help(help="with --train: folder for both runs")] = Path("runs/demo")
+    epochs: Annotated[int | None, Help(help="with --train: other than the recipe's")] = None
+    data: DataConfig = SHAPES
+
+
+def demo(arguments: list[str]) -> None:
+    """The loss at work; with --train, both methods on the embedded data, evaluated."""
+    options = tyro.cli(Demo, prog="hardmix demo", args=arguments)
+    if options.train:
+        from hardmix.training_demo import show as train_and_show
+
+        train_and_show(options.out, options.data, epochs=options.epochs, seed=options.seed)
+        return
     from hardmix.demo import show
 
-    show(num_hardest=num_hardest, num_pairs=num_pairs, num_with_query=num_with_query, seed=seed)
+    show(options.num_hardest, options.num_pairs, options.num_with_query, options.seed)
 
 
-def version() -> None:
+def recipes(arguments: list[str]) -> None:
+    """Every recipe: what, the paper's place, expected number, cost."""
+    tyro.cli(_nothing, prog="hardmix recipes", description=recipes.__doc__, args=arguments)
+    from hardmix.console import say
+
+    for name, entry in RECIPES.items():
+        first_line = (entry.build.__doc__ or "").splitlines()[0]
+        say(f"{name}: {first_line}")
+        say(f"  {entry.place}; {entry.expected}; {entry.cost}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knn:
+    """k-NN accuracy of a run's encoder on its test images."""
+
+    run: tyro.conf.Positional[Path]
+    k: Annotated[int, Help(help="neighbours that vote")] = 200
+    temperature: Annotated[float, Help(help="of the votes")] = 0.07
+
+
+def knn(arguments: list[str]) -> None:
+    """k-NN accuracy of a run's encoder."""
+    options = tyro.cli(Knn, prog="hardmix knn", args=arguments)
+    from hardmix.evaluations.run_knn import evaluate
+
+    evaluate(options.run, k=options.k, temperature=options.temperature)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageNet100:
+    """Link the paper's 100 classes out of an ImageNet folder."""
+
+    imagenet: Annotated[Path, Help(help="folder with train/ and val/")]
+    out: Annotated[Path, Help(help="folder to make")]
+
+
+def imagenet100(arguments: list[str]) -> None:
+    """Link the paper's 100 classes out of an ImageNet folder."""
+    options = tyro.cli(ImageNet100, prog="hardmix imagenet100", args=arguments)
+    from hardmix.console import say
+    from hardmix.imagenet100 import link_imagenet100
+
+    for split, number in link_imagenet100(options.imagenet, options.out).items():
+        say(f"{options.out / split}: {number} classes linked")
+
+
+def version(arguments: list[str]) -> None:
     """The version of hardmix."""
+    tyro.cli(_nothing, prog="hardmix version", description=version.__doc__, args=arguments)
     from hardmix.console import say
 
     say(__version__)
 
 
-COMMANDS = {"demo": demo, "version": version}
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "demo": demo,
+    "recipes": recipes,
+    "pretrain": pretrain,
+    "knn": knn,
+    "imagenet100": imagenet100,
+    "version": version,
+}
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -46,13 +147,86 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     # Before torch is imported: threads that wait should sleep. Where other processes are busy too
     # (loader workers are), spinning ones make a training step several times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["--"]:  # torchrun -m hardmix -- pretrain ...
+        arguments = arguments[1:]
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            COMMANDS, prog="hardmix", description=DESCRIPTION, args=arguments
-        )
+        _dispatch(arguments)
     except InputError as error:
         from hardmix.console import complain
 
         complain(str(error))
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception:
+        from hardmix.console import complain
+
+        traceback.print_exc()
+        complain("this is a defect of ours; please report it with the lines above.")
+        sys.exit(1)
     sys.exit(0)
+
+
+def _dispatch(arguments: list[str]) -> None:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        _print_help()
+        return
+    name, rest = arguments[0], arguments[1:]
+    if name not in COMMANDS:
+        raise InputError(f"there is no command {name!r}: {_nearest(name, list(COMMANDS))}.")
+    COMMANDS[name](rest)
+
+
+def _print_help() -> None:
+    lines = [DESCRIPTION, "", "usage: hardmix COMMAND [options]", ""]
+    lines += [f"  {name:<12} {(command.__doc__ or '')}" for name, command in COMMANDS.items()]
+    lines += ["", "hardmix COMMAND --help shows a command's options."]
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _nothing() -> None:
+    pass
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    ordered = difflib.get_close_matches(name, known, n=len(known), cutoff=0.0)
+    return f"choose one of {', '.join(ordered)}"
+
+
+def _base_config(arguments: list[str]) -> tuple[PretrainConfig, list[str]]:
+    """The config whose settings are the defaults: of a recipe, a saved file, or a run."""
+    rest, named = list(arguments), None
+    if rest and not rest[0].startswith("-"):
+        named = rest.pop(0)
+        if named not in RECIPES:
+            raise InputError(f"there is no recipe {named!r}: {_nearest(named, list(RECIPES))}.")
+    saved = _value(rest, "--config")
+    if saved is None and "--resume" in rest and _value(rest, "--out") is not None:
+        saved = str(Path(str(_value(rest, "--out"))) / "config.json")
+    if saved is not None:
+        from hardmix.runs import read_config
+
+        return read_config(Path(saved)), rest
+    if named is None:
+        if {"-h", "--help"} & set(rest):
+            return PretrainConfig(), rest
+        raise InputError(f"pretrain needs a recipe: {_nearest('', list(RECIPES))}.")
+    method = _value(rest, "--method") or "mochi"
+    known = ["moco-v1", "moco-v2", "mochi", "supervised"]
+    if method not in known:
+        raise InputError(f"there is no method {method!r}: {_nearest(method, known)}.")
+    config = RECIPES[named].build(method, "--oracle" in rest)  # type: ignore[arg-type]
+    if config.data.name == "shapes" and _value(rest, "--data.root") is not None:
+        config = replace(config, data=replace(config.data, name=None))  # recognised by its root
+    return config, rest
+
+
+def _value(arguments: list[str], option: str) -> str | None:
+    """An option's value, looked up before the rest is parsed."""
+    for index, word in enumerate(arguments):
+        if word == option and index + 1 < len(arguments):
+            return arguments[index + 1]
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+    return None

@@ -1,0 +1,1 @@
+"""How good an encoder is: one file per evaluation."""

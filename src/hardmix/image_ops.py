@@ -1,0 +1,167 @@
+"""The operations of MoCo's augmentations on a batch, each sample with parameters of its own.
+
+Axes: batch, channels, height, width. Images are float in [0, 1]; a trailing underscore changes
+them in place. Each equals its namesake in torchvision.transforms.v2.functional on float images.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Float32, Int64, UInt8
+from torch import Tensor
+
+LUMA = (0.2989, 0.587, 0.114)
+"""Shares of red, green and blue in grey: torchvision's and Pillow's."""
+
+BLUR_RADIUS = 8
+"""Pixels to each side that a blur reaches: four of the largest sigma, 0.99994 of its weight."""
+
+_TILE = 64
+"""Lines blurred at once."""
+
+Images = Float32[Tensor, "batch channels height width"]
+Factor = Float32[Tensor, " batch"]
+
+
+class CropBoxes(NamedTuple):
+    """A rectangle in each image, in pixels."""
+
+    top: Int64[Tensor, " batch"]
+    left: Int64[Tensor, " batch"]
+    height: Int64[Tensor, " batch"]
+    width: Int64[Tensor, " batch"]
+
+
+def resized_crops(
+    images: UInt8[Tensor, "batch channels height width"], crops: CropBoxes, size: int
+) -> Float32[Tensor, "batch channels {size} {size}"]:
+    """Crop and resize as `resized_crop(antialias=True)`, within 1e-5: two batched matmuls.
+
+    Resizing is linear and separable, so a sample's crop is one matrix for its rows and one for its
+    columns, with zeros for the pixels outside.
+    """
+    height, width = images.shape[2:]
+    down = _triangle_weights(crops.top, crops.height, height, size, images.device)
+    across = _triangle_weights(crops.left, crops.width, width, size, images.device)
+    across /= 255  # the range of uint8, where it costs least
+    narrow = torch.bmm(images.float().flatten(1, 2), across.mT)
+    return torch.matmul(down[:, None], narrow.unflatten(1, (-1, height)))
+
+
+def _triangle_weights(
+    start: Tensor, length: Tensor, source: int, size: int, device: torch.device
+) -> Float32[Tensor, "batch {size} {source}"]:
+    """How much each of `source` pixels counts in each of `size` resized ones.
+
+    A triangle around the resized pixel's centre, as wide as that pixel but never narrower than a
+    source pixel (that is what antialiasing means); pixels outside the crop are infinitely far.
+    """
+    start, length = (value.to(device, torch.float32).unsqueeze(1) for value in (start, length))
+    reach = (length / size).clamp_min(1)
+    centre = (torch.arange(size, device=device) + 0.5) * (length / size)
+    pixel = torch.arange(source, device=device) + 0.5 - start
+    pixel = torch.where((pixel > 0) & (pixel < length), pixel, torch.inf)
+    weights = (pixel / reach)[:, None, :] - (centre / reach)[:, :, None]
+    weights = weights.abs_().neg_().add_(1).clamp_min_(0)
+    return weights.div_(weights.sum(dim=2, keepdim=True))
+
+
+def adjust_brightness_(images: Images, factor: Factor) -> None:
+    """Times `factor`."""
+    images.mul_(_per_image(factor)).clamp_(0, 1)
+
+
+def adjust_contrast_(images: Images, factor: Factor) -> None:
+    """Away from the mean of the grey image; of all channels where they are not three."""
+    # Rows first: one sum over both axes would depend on the threads when the batch is one image.
+    means = images.mean(dim=3).mean(dim=2)
+    shares = means.new_tensor(LUMA) if images.shape[1] == 3 else 1 / images.shape[1]
+    grey = (means * shares).sum(dim=1)
+    images.mul_(_per_image(factor)).add_(_per_image(grey * (1 - factor))).clamp_(0, 1)
+
+
+def adjust_saturation_(images: Images, factor: Factor) -> None:
+    """Away from grey, pixel by pixel; 0 makes it grey."""
+    red, green, blue = images.unbind(dim=1)
+    grey = red.mul(LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2]).unsqueeze_(1)
+    images.lerp_(grey, _per_image(1 - factor)).clamp_(0, 1)
+
+
+def adjust_hue_(images: Images, factor: Factor) -> None:
+    """Turn the colour circle by `factor` of a whole turn, without a branch for each sixth of it.
+
+    In sixths, a colour is 1 + (green + blue - red - least) / range away from red, towards green or
+    blue, whichever is more; and each primary fades over one sixth, two sixths away from itself.
+    """
+    red, green, blue = images.unbind(dim=1)
+    least = torch.minimum(red, green).minimum(blue)
+    spread = torch.maximum(red, green).maximum(blue).sub_(least)
+    hue = (green + blue).sub_(red).sub_(least).div_(spread.clamp_min(1e-12)).add_(1)
+    hue.copysign_(green - blue).add_(factor.view(-1, 1, 1) * 6)
+    hue.sub_(torch.floor(hue / 6), alpha=6)  # into [0, 6); remainder_ takes ten times as long
+    fade = torch.empty_like(hue)
+    for plane, opposite, sign in [(red, 3, 1), (green, 2, -1), (blue, 4, -1)]:
+        torch.sub(hue, opposite, out=fade).abs_().clamp_(1, 2)
+        base = least - spread if sign > 0 else least + 2 * spread
+        torch.addcmul(base, spread, fade, value=sign, out=plane)
+
+
+def blur_(images: Images, sigma: Factor) -> None:
+    """Gaussian blur with reflected borders; the kernel has `blur_radius` pixels to each side.
+
+    A true Gaussian: official MoCo's Pillow approximates it by boxes and repeats the border.
+    As in `resized_crops` one matrix serves the rows and one the columns. They are zero far from the
+    diagonal, so large images are blurred in tiles, which halves the time at 224 pixels.
+    """
+    height, width = images.shape[2:]
+    across, down = _gaussian_weights(sigma, width), _gaussian_weights(sigma, height)
+    lines = images.flatten(1, 2)
+    narrow = torch.empty_like(lines)
+    for tile, reach in _tiles(width):
+        narrow[..., tile] = torch.bmm(lines[..., reach], across[:, tile, reach].mT)
+    narrow = narrow.view_as(images)
+    for tile, reach in _tiles(height):
+        images[:, :, tile] = torch.matmul(down[:, None, tile, reach], narrow[:, :, reach])
+
+
+def _gaussian_weights(sigma: Factor, size: int) -> Float32[Tensor, "batch {size} {size}"]:
+    """How much each pixel of a line counts in each blurred one."""
+    radius = blur_radius(size)
+    offset = torch.arange(-radius, radius + 1, device=sigma.device)
+    kernel = torch.softmax(-0.5 * (offset / sigma[:, None]) ** 2, dim=1)
+    source = (torch.arange(size, device=sigma.device)[:, None] + offset).abs()
+    source = (size - 1) - ((size - 1) - source).abs()  # reflected at the far border too
+    weights = kernel.new_zeros(len(sigma), size, size)
+    shape = (len(sigma), size, len(offset))
+    return weights.scatter_add_(2, source.expand(shape), kernel[:, None].expand(shape))
+
+
+def _tiles(size: int) -> Iterator[tuple[slice, slice]]:
+    """Parts of a line, each with the pixels that its blur reads."""
+    radius = blur_radius(size)
+    for start in range(0, size, _TILE):
+        stop = min(start + _TILE, size)
+        yield slice(start, stop), slice(max(start - radius, 0), min(stop + radius, size))
+
+
+def blur_radius(size: int) -> int:
+    """BLUR_RADIUS, or less where the kernel would exceed the image."""
+    return min(BLUR_RADIUS, (size - 1) // 2)
+
+
+def flip_(images: Images) -> None:
+    """Left becomes right."""
+    images.copy_(images.flip(-1))
+
+
+def normalise(
+    images: Images, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Float32[Tensor, "batch channels height width"]:
+    """(images - mean) / std, channel by channel."""
+    shift, scale = (images.new_tensor(value).view(-1, 1, 1) for value in (mean, std))
+    return images.sub(shift).div_(scale)
+
+
+def _per_image(values: Float[Tensor, " batch"]) -> Float[Tensor, "batch 1 1 1"]:
+    return values.view(-1, 1, 1, 1)

@@ -1,0 +1,86 @@
+"""What a training run says: before, while and after."""
+
+import math
+from typing import Any
+
+from hardmix.config import PretrainConfig
+from hardmix.console import say, table, warn
+from hardmix.datasets import ImageSet
+from hardmix.precision import Compute
+from hardmix.runs import Run
+
+COLLAPSED = 0.05
+"""Spread of the keys (1 for a uniform sphere) below which all images look the same."""
+
+
+def last_epoch(config: PretrainConfig) -> int:
+    """How many epochs of the schedule are trained."""
+    stop = config.train.stop_epoch
+    return config.train.epochs if stop is None else min(stop, config.train.epochs)
+
+
+def watch(line: dict[str, Any]) -> None:
+    """Warn of a collapse: every image has the same key."""
+    if line.get("spread", 1.0) < COLLAPSED and line["epoch"] > 0:
+        warn(
+            f"step {line['step']}: the keys have collapsed (spread {line['spread']:.3f}, 1 is"
+            " uniform): lower optimizer.lr, or raise model.key_momentum."
+        )
+
+
+def progress_text(line: dict[str, Any], config: PretrainConfig) -> str:
+    """How it goes, on one line."""
+    text = f"epoch {line['epoch'] + 1}/{last_epoch(config)} loss {line['loss']:.3f}"
+    if "proxy_accuracy" in line:
+        chance = math.log(1 + config.train.queue_size)
+        text += f" (chance {chance:.2f}) proxy {line['proxy_accuracy']:.0%}"
+        text += f" queue {line['queue_filled']:.0%}"
+    return f"{text} {line['images_per_second']:.0f} images/s"
+
+
+def describe_start(
+    config: PretrainConfig, images: ImageSet | None, compute: Compute, run: Run
+) -> None:
+    """What will be run, before it is."""
+    mixing = f"({config.mix.num_hardest}, {config.mix.num_pairs}, {config.mix.num_with_query})"
+    data = "shards" if images is None else f"{images.name}, {len(images)} images"
+    rows = [
+        ["method", config.method + (f" {mixing}" if config.method == "mochi" else "")],
+        ["oracle", "yes" if config.oracle else "no"],
+        ["data", f"{data}, {config.data.image_size} px, {config.data.augmentation} views"],
+        ["backbone", f"{config.model.backbone}, {config.model.head} head"],
+        ["batch, queue", f"{config.train.batch_size}, {config.train.queue_size}"],
+        ["epochs", f"{last_epoch(config)} of {config.train.epochs}, {config.optimizer.schedule}"],
+        ["learning rate", f"{config.optimizer.lr}"],
+        ["temperature", f"{config.train.temperature}"],
+        ["precision", compute.reason],
+        ["key batch norm", f"{config.model.key_bn_splits} groups, each normalised alone"],
+        ["folder", str(run.path)],
+    ]
+    table(f"hardmix pretrain {config.recipe}", ["setting", "value"], rows)
+
+
+def summarize(
+    config: PretrainConfig, run: Run, step: int, seconds: float, unreadable: dict[int, str]
+) -> None:
+    """What came out, and what to try next."""
+    lines = run.metrics()
+    knn = [line["knn"] for line in lines if "knn" in line]
+    loss = [line["loss"] for line in lines if "loss" in line]
+    result = {
+        "steps": step,
+        "seconds": seconds,
+        "loss": loss[-1] if loss else None,
+        "knn": knn[-1] if knn else None,
+        "unreadable": list(unreadable.values()),
+        "seed": config.train.seed,
+    }
+    run.write_result("pretrain", result)
+    shown = f", k-NN accuracy {knn[-1]:.3f}" if knn else ""
+    say(f"Done: {step} steps in {seconds:.0f} s{shown}. Wrote {run.encoder_file}")
+    if unreadable:
+        say(f"Skipped {len(unreadable)} unreadable images: {', '.join(unreadable.values())}"[:500])
+    say("Next:")
+    say(f"  hardmix knn {run.path}")
+    longer = f"--resume --train.epochs {2 * last_epoch(config)}"
+    say(f"  hardmix pretrain --out {run.path} {longer}")

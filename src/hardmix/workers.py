@@ -1,0 +1,111 @@
+"""Processes that read and crop images: started once, deaf to signals, named when they die.
+
+A scheduler's SIGTERM and a user's Ctrl-C reach every process of a job. Only the main one may act on
+them: workers that died first would take the last checkpoint with them.
+"""
+
+import atexit
+import signal
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from hardmix.errors import InputError
+
+STUCK = 600
+"""Seconds without a batch after which the disk or network counts as stuck."""
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+class WorkerPool(Generic[Job, Result]):
+    """Runs `function` over jobs in `workers` processes, or in this one if 0; results in order.
+
+    `function` must be picklable, as `functools.partial` of a top-level function is.
+    """
+
+    def __init__(
+        self, function: Callable[[Job], Result], workers: int, device: torch.device
+    ) -> None:
+        self._jobs: list[Job] = []
+        self._loader: DataLoader[Any] = DataLoader(
+            _Jobs(function),
+            batch_size=None,
+            sampler=self._jobs,  # this very list, filled anew for each epoch
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            collate_fn=_unchanged,
+            worker_init_fn=_start_worker,
+            pin_memory=device.type == "cuda",
+            timeout=STUCK if workers else 0,
+        )
+        # At exit multiprocessing waits for its children, after sending a SIGTERM that ours ignore.
+        atexit.register(_close, weakref.ref(self))
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Result]:
+        """The results of these jobs; leaving early is allowed, two runs at a time are not."""
+        self._jobs[:] = jobs
+        with dead_workers_named():
+            yield from self._loader
+
+    def close(self) -> None:
+        """End the workers, those that hang included."""
+        iterator = self._loader._iterator
+        self._loader._iterator = None
+        workers = getattr(iterator, "_workers", [])
+        if workers:
+            iterator._shutdown_workers()  # type: ignore[union-attr]
+        for worker in workers:
+            worker.kill()
+
+
+@contextmanager
+def dead_workers_named() -> Iterator[None]:
+    """Turn what torch says of a dead or stuck worker into words with a way out.
+
+    Torch may say it at any moment, also amid a training step: wrap the whole loop to be sure.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        said = str(error).strip().split("\n")[0]
+        if "DataLoader worker" in said:
+            raise InputError(
+                f"A process that reads images died: {said} Most often the memory was full: lower"
+                " data.workers or train.batch_size, or give the job more memory (and /dev/shm)."
+            ) from error
+        if "DataLoader timed out" in said:
+            raise InputError(
+                f"No images arrived for {STUCK} seconds: the disk or network that holds them is"
+                " stuck, or data.workers is too low for images of this size."
+            ) from error
+        raise
+
+
+class _Jobs(Dataset[Any]):
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __getitem__(self, job: Any) -> Any:
+        return self._function(job)
+
+
+def _unchanged(result: Result) -> Result:
+    return result
+
+
+def _start_worker(_: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+
+def _close(pool: "weakref.ref[WorkerPool[Any, Any]]") -> None:
+    alive = pool()
+    if alive is not None:
+        alive.close()
