@@ -88,6 +88,10 @@ def test_moco_v1_differs_from_v2_in_head_views_schedule_and_temperature():
             lambda: PretrainConfig(model=ModelConfig(key_bn_splits=5)),
             ["model.key_bn_splits=5", "train.batch_size=128"],
         ),
+        (
+            lambda: PretrainConfig(train=TrainConfig(batch_size=8, accumulate=4)),
+            ["model.key_bn_splits=4", "the 2 images", "train.accumulate=4"],
+        ),
     ],
 )
 def test_a_bad_setting_is_refused_by_name_value_and_limit(build, words):

@@ -186,8 +186,6 @@ class TrainConfig:
     """Epochs between two k-NN accuracies, where labels exist; 0: never."""
     save_every: int = 1
     """Epochs between two checkpoints."""
-    tensorboard: bool = False
-    """Write TensorBoard events too (extra: tensorboard)."""
 
     def __post_init__(self) -> None:
         _above(self, "train", epochs=0, stop_epoch=0, batch_size=0, accumulate=0, queue_size=0)
@@ -220,10 +218,12 @@ class PretrainConfig:
                 f" train.queue_size={self.train.queue_size}: MoCHi ranks only entries held in the"
                 " queue; lower mix.num_hardest or raise train.queue_size."
             )
-        if self.train.batch_size % self.model.key_bn_splits and self.method != "supervised":
+        part = self.train.batch_size // self.train.accumulate
+        if part % self.model.key_bn_splits and self.method != "supervised":
             raise InputError(
-                f"model.key_bn_splits={self.model.key_bn_splits} does not divide"
-                f" train.batch_size={self.train.batch_size}: every group has the same size."
+                f"model.key_bn_splits={self.model.key_bn_splits} does not divide the {part} images"
+                f" encoded at once (train.batch_size={self.train.batch_size},"
+                f" train.accumulate={self.train.accumulate}): every group has the same size."
             )
 
 

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from hardmix.config import MixConfig, PretrainConfig, QueueStart
 from hardmix.contrast import Contrast
 from hardmix.diagnostics import false_negatives_top, false_parents, proxy_accuracy
-from hardmix.distributed import gather
+from hardmix.distributed import gather, world_size
 from hardmix.encoders import QueryKeyPair, build_encoder, encode_keys
 from hardmix.loading import Batch
 from hardmix.loss import MochiLoss
@@ -157,7 +157,9 @@ class Contrastive(nn.Module):
         return torch.Generator().manual_seed(seed)
 
     def _shuffle(self, number: int, moment: Moment, part: int) -> Tensor:
-        return torch.randperm(number, generator=self._generator("shuffle", moment, part))
+        """One order for the batch of all processes: the seed is the same on each."""
+        everyone = number * world_size()
+        return torch.randperm(everyone, generator=self._generator("shuffle", moment, part))
 
 
 class Supervised(nn.Module):

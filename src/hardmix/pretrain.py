@@ -24,6 +24,7 @@ from hardmix.precision import Compute, choose_compute
 from hardmix.runs import Run, optimizer_tensors, restore_optimizer, write_atomically
 from hardmix.schedules import cosine, step
 from hardmix.stateless import seed_of
+from hardmix.workers import dead_workers_named
 
 KNN_IMAGES = 10_000
 """Images of each split that the k-NN accuracy during training looks at, at most."""
@@ -58,7 +59,7 @@ def pretrain(
     """
     training = prepare(config, out, resume=resume, trunk=trunk)
     epochs, steps = last_epoch(config), training.loader.steps_per_epoch
-    with progress(config.method, epochs * steps, training.step) as meter:
+    with progress(config.method, epochs * steps, training.step) as meter, dead_workers_named():
         for epoch in range(training.step // steps, epochs):
             set_learning_rate(training.optimizer, config, epoch)
             train_epoch(training, epoch, meter)
@@ -67,6 +68,7 @@ def pretrain(
                 measure_knn(training, epoch)
             if (epoch + 1) % config.train.save_every == 0 or epoch + 1 == epochs:
                 save_checkpoint(training)
+    training.loader.close()
     save_encoder(training)
     summarize(config, training.run, training.step, training.seconds, training.loader.unreadable)
     return training.run

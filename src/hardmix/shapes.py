@@ -1,12 +1,12 @@
 """An embedded data set: images of one form each, told apart by its outline and nothing else.
 
 An image repeats its form on a tilted lattice; colour, size, place and turn differ from cell to
-cell. So two crops of an image share the form and little else, which leaves contrastive learning
-nothing easier to find, and raw pixels say next to nothing about the class.
+cell, so that two crops of an image share the form and little else. (One large form per image was
+tried first: in 12 epochs contrastive learning got no further than an untrained network.)
 
 Images are drawn in blocks, each from a generator of its own: image i depends on (seed, split, i),
-never on how many are drawn. A form is a signed distance, negative inside, in a disc of radius 1
-with y pointing up; what is cut off at half a pixel's distance is a smooth edge.
+never on how many are drawn. A form is a signed distance to its outline, negative inside, in a disc
+of radius 1 with y pointing up; a pixel nearer than half its width is partly covered.
 """
 
 import hashlib
@@ -34,8 +34,10 @@ Outline = Callable[[Tensor, Tensor], Tensor]
 BLOCK = 240
 """Images drawn at a time: a multiple of the number of classes."""
 
-# How much of everything. Raw-pixel k-NN must fail, a small network must not, and a person should
-# know every form at once. Lengths are in halves of the image's width.
+# How much of everything, chosen so that raw pixels fail and networks do not. Of 2,000 test images,
+# with 10,000 to learn from at 32 pixels, 20-NN on raw pixels got 0.18 right, on an untrained small
+# network 0.30, on one after 16 epochs in the manner of MoCo-v2 0.84 (one seed); with labels 0.999.
+# Lengths are in halves of the image's width; colours go from 0 to 1.
 CELL = (0.75, 1.05)
 SIZE = (0.85, 1.0)
 TURN = 25.0
@@ -181,7 +183,7 @@ def _inside(lattice: _Lattice) -> Field:
 
 
 def _hue(colour: Bands) -> Bands:
-    """A colour without its brightness: it survives in grey only as nothing."""
+    """A colour without its brightness, so that the contrast of form and ground stays as drawn."""
     weights = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
     return colour - (colour * weights).sum(dim=1, keepdim=True)
 
