@@ -144,9 +144,9 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Exit status: 0 done; 2 bad input, with one message; 1 a defect of ours, with a traceback."""
-    # Before torch is imported: threads that wait should sleep. Where other processes are busy too
-    # (loader workers are), spinning ones make a training step several times slower.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Before torch is imported: threads that wait should soon sleep. Where other processes are busy
+    # too, threads that spin for long bring training to a halt (docs/performance.md).
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["--"]:  # torchrun -m hardmix -- pretrain ...
         arguments = arguments[1:]
