@@ -38,7 +38,7 @@ def imagenet1k(method: Method = "mochi", oracle: bool = False) -> PretrainConfig
 
 
 def cifar10(method: Method = "mochi", oracle: bool = False) -> PretrainConfig:
-    """CIFAR-10 on a laptop's CPU: the `small` backbone, tuned for 40 minutes on 2 cores.
+    """CIFAR-10 on a laptop's CPU with the `small` backbone; not tuned yet.
 
     Not in the paper. N/K and s/K are near those of its ImageNet-100 runs; the key encoder's
     momentum is lower, as the run is short.
@@ -56,7 +56,7 @@ def cifar10(method: Method = "mochi", oracle: bool = False) -> PretrainConfig:
 
 
 def demo(method: Method = "mochi", oracle: bool = False) -> PretrainConfig:
-    """The embedded shapes in two minutes of training on 2 cores: to see it work."""
+    """The embedded shapes on a laptop's CPU, to see it work; not tuned yet."""
     config = PretrainConfig(
         recipe="demo",
         oracle=oracle,
@@ -92,8 +92,8 @@ RECIPES: dict[str, Entry] = {
         "linear top-1: MoCo-v2 67.9, MoCHi 67.6 (its gains are in transfer: VOC AP50 82.5, 82.7)",
         "6-7 days on 4 V100",
     ),
-    "cifar10": Entry(cifar10, "ours", "see docs/results.md", "40 minutes on 2 CPU cores"),
-    "demo": Entry(demo, "ours", "see docs/results.md", "2 minutes on 2 CPU cores"),
+    "cifar10": Entry(cifar10, "ours", "not measured yet", "about 40 minutes on 2 CPU cores"),
+    "demo": Entry(demo, "ours", "not measured yet", "about 2 minutes on 2 CPU cores"),
 }
 
 
