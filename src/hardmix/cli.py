@@ -10,12 +10,12 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, cast, get_args
 
 import tyro
 
 from hardmix import __version__
-from hardmix.config import DataConfig, PretrainConfig
+from hardmix.config import DataConfig, Method, PretrainConfig
 from hardmix.errors import InputError
 from hardmix.recipes import RECIPES
 
@@ -213,10 +213,10 @@ def _base_config(arguments: list[str]) -> tuple[PretrainConfig, list[str]]:
             return PretrainConfig(), rest
         raise InputError(f"pretrain needs a recipe: {_nearest('', list(RECIPES))}.")
     method = _value(rest, "--method") or "mochi"
-    known = ["moco-v1", "moco-v2", "mochi", "supervised"]
+    known = list(get_args(Method))
     if method not in known:
         raise InputError(f"there is no method {method!r}: {_nearest(method, known)}.")
-    config = RECIPES[named].build(method, "--oracle" in rest)  # type: ignore[arg-type]
+    config = RECIPES[named].build(cast("Method", method), "--oracle" in rest)
     if config.data.name == "shapes" and _value(rest, "--data.root") is not None:
         config = replace(config, data=replace(config.data, name=None))  # recognised by its root
     return config, rest
