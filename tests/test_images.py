@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -177,6 +178,21 @@ def test_bands_of_a_tiff_are_taken_raw():
     colours = Image.new("RGBA", (1, 1), (10, 20, 30, 40))
     assert pixels(saved(colours, "tif"), 4) == [[[10, 20, 30, 40]]]
     assert pixels(saved(Image.new("LA", (1, 1), (7, 8)), "png"), 2) == [[[7, 8]]]
+
+
+@pytest.mark.parametrize("planar", ["contig", "separate"])
+def test_a_tiff_of_many_bands_in_one_page_or_one_page_each(planar, tmp_path):
+    bands = np.arange(5 * 4 * 6, dtype=np.uint16).reshape(5, 4, 6) * 500
+    expected = torch.from_numpy(((bands.astype(int) + 128) // 257).astype(np.uint8))
+    tifffile.imwrite(tmp_path / "pages.tif", bands, photometric="minisblack")
+    values = bands if planar == "separate" else bands.transpose(1, 2, 0)
+    tifffile.imwrite(
+        tmp_path / "one.tif", values, photometric="minisblack", planarconfig=planar, metadata=None
+    )
+    for name in ("pages.tif", "one.tif"):
+        assert torch.equal(read_image(tmp_path / name, 5), expected)
+    with pytest.raises(UnreadableImage, match=r"data\.channels=7"):
+        read_image(tmp_path / "one.tif", 7)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 20_000)])

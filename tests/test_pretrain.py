@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -338,7 +339,6 @@ def test_the_demo_in_a_reduced_form(tmp_path, capfd):
     code, shown = command(
         capfd,
         "demo",
-        "--train",
         "--out",
         tmp_path / "demo",
         "--epochs",
@@ -351,3 +351,41 @@ def test_the_demo_in_a_reduced_form(tmp_path, capfd):
         assert word in shown
     scores = json.loads((tmp_path / "demo" / "demo.json").read_text())["scores"]
     assert all(0 < score["knn"] <= 1 for score in scores.values())
+
+
+def test_tensorboard_holds_what_metrics_jsonl_holds(tmp_path):
+    loaded = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = pretrain(tiny(train={"tensorboard": True}), tmp_path / "run")
+    events = loaded.EventAccumulator(str(run.path / "tensorboard"))
+    events.Reload()
+    for name in ("loss", "proxy_accuracy", "knn"):
+        shown = [(each.step, each.value) for each in events.Scalars(name)]
+        logged = [(line["step"], line[name]) for line in run.metrics() if name in line]
+        assert [step for step, _ in shown] == [step for step, _ in logged]
+        assert [value for _, value in shown] == pytest.approx([value for _, value in logged])
+
+
+def test_tensorboard_missing_is_said_before_anything_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"hardmix\[tensorboard\]"):
+        pretrain(tiny(train={"tensorboard": True}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("channels", "ending"), [(1, "npy"), (5, "npy"), (16, "npy"), (5, "tif")])
+def test_images_of_other_channels_become_an_encoder(channels, ending, tmp_path, capfd):
+    root = tmp_path / "images"
+    root.mkdir()
+    generator = torch.Generator().manual_seed(0)
+    for index in range(12):
+        pixels = torch.randint(0, 60000, (40, 50, channels), generator=generator).numpy()
+        if ending == "npy":
+            np.save(root / f"{index}.npy", pixels.astype(np.uint16))
+        else:
+            frames = [Image.fromarray(pixels[..., c].astype(np.uint16)) for c in range(channels)]
+            frames[0].save(root / f"{index}.tif", save_all=True, append_images=frames[1:])
+    where = ["--data.root", root, "--data.channels", channels, "--out", tmp_path / "run"]
+    code, shown = command(capfd, "pretrain", "demo", *where, *SMALL_RUN)
+    assert code == 0, shown
+    weights = load_file(tmp_path / "run" / "encoder.safetensors")
+    assert weights["conv1.weight"].shape[1] == channels

@@ -9,10 +9,10 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple
 
+import torch
 import torchvision.models.resnet as torchvision_resnet
 from jaxtyping import Float
 from torch import Tensor, nn
-from torchvision.models.resnet import BasicBlock, conv1x1
 
 from hardmix.errors import InputError
 
@@ -74,16 +74,15 @@ def _resnet(name: str, channels: int) -> Backbone:
 
 
 class SmallResNet(nn.Module):
-    """A ResNet-10 for CPUs and images of 32 to 64 pixels; ours, not the paper's.
+    """A residual network for CPUs and images of 32 to 64 pixels; ours, not the paper's.
 
-    0.31 M parameters, 4.0 M multiply-adds at 32 pixels (16.2 M at 64), 128 features. A MoCo step
-    without its loss (batch 256, fp32, channels last, key_bn_splits=4) passes about 1,350 images per
-    second of CPU on one core with AVX2, 1,550 where malloc keeps its memory. Chosen for what it
-    learns in a time, as a CIFAR-10 classifier (one seed each): 76.3 % after 190 s of CPU, where
-    widths 24 to 192 had 73.3 % and three stages of 48 to 192 had 74.5 % after 210 s.
+    A stem and three stages, each one convolution with a shortcut that halves the image: 0.43 M
+    parameters, 4.0 M multiply-adds at 32 pixels, 256 features. Pre-training runs at about 900
+    images per second and core with AVX2. Chosen for what MoCo-v2 learns in a time: docs/results.md
+    has the networks that were tried.
     """
 
-    WIDTHS = (16, 32, 64, 128)
+    WIDTHS = (32, 64, 128, 256)
 
     def __init__(self, channels: int = 3) -> None:
         super().__init__()
@@ -91,10 +90,9 @@ class SmallResNet(nn.Module):
         self.conv1 = nn.Conv2d(channels, first, 3, stride=2, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(first)
         self.relu = nn.ReLU(inplace=True)
-        self.layer1 = nn.Sequential(BasicBlock(first, first))
-        self.layer2 = _halving(first, second)
-        self.layer3 = _halving(second, third)
-        self.layer4 = _halving(third, self.width)
+        self.layer1 = _Halving(first, second)
+        self.layer2 = _Halving(second, third)
+        self.layer3 = _Halving(third, self.width)
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 _initialise(layer)
@@ -102,14 +100,27 @@ class SmallResNet(nn.Module):
     def forward(self, images: Float[Tensor, "batch channels y x"]) -> Float[Tensor, "batch width"]:
         """Features: the last stage's mean over the image."""
         maps: Tensor = self.relu(self.bn1(self.conv1(images)))
-        maps = self.layer4(self.layer3(self.layer2(self.layer1(maps))))
+        maps = self.layer3(self.layer2(self.layer1(maps)))
         return maps.mean(dim=(2, 3))
 
 
-def _halving(inputs: int, outputs: int) -> nn.Sequential:
-    """A residual block of stride 2; in a Sequential for torchvision's names (layer2.0.conv1)."""
-    shortcut = nn.Sequential(conv1x1(inputs, outputs, stride=2), nn.BatchNorm2d(outputs))
-    return nn.Sequential(BasicBlock(inputs, outputs, stride=2, downsample=shortcut))
+class _Halving(nn.Module):
+    """A convolution of stride 2, and beside it the mean of 2 x 2 pixels."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.downsample = nn.Sequential(
+            nn.AvgPool2d(2, ceil_mode=True, count_include_pad=False),
+            nn.Conv2d(inputs, outputs, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+
+    def forward(
+        self, maps: Float[Tensor, "batch inputs y x"]
+    ) -> Float[Tensor, "batch outputs v u"]:
+        return torch.relu_(self.bn1(self.conv1(maps)) + self.downsample(maps))
 
 
 def _initialise(layer: nn.Conv2d) -> nn.Conv2d:

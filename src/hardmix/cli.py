@@ -53,29 +53,20 @@ def pretrain(arguments: list[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """The loss at work on random embeddings; with --train, MoCo-v2 and MoCHi on small images."""
+    """Train MoCo-v2 and MoCHi on small images, and compare them with what needs no training."""
 
-    num_hardest: Annotated[int, Help(help="N: negatives of a query that may be mixed")] = 1024
-    num_pairs: Annotated[int, Help(help="s: points that mix two of them")] = 1024
-    num_with_query: Annotated[int, Help(help="s': points that mix one with the query")] = 128
+    out: Annotated[Path, Help(help="folder for both runs and the scores")] = Path("runs/demo")
+    epochs: Annotated[int | None, Help(help="other than the demonstration's own")] = None
     seed: int = 0
-    train: Annotated[bool, Help(help="train both methods and evaluate them (minutes)")] = False
-    out: Annotated[Path, Help(help="with --train: folder for both runs")] = Path("runs/demo")
-    epochs: Annotated[int | None, Help(help="with --train: other than the recipe's")] = None
     data: DataConfig = SHAPES
 
 
 def demo(arguments: list[str]) -> None:
-    """The loss at work; with --train, both methods on the embedded data, evaluated."""
+    """MoCo-v2 and MoCHi on the embedded data, evaluated."""
     options = tyro.cli(Demo, prog="hardmix demo", args=arguments)
-    if options.train:
-        from hardmix.training_demo import show as train_and_show
-
-        train_and_show(options.out, options.data, epochs=options.epochs, seed=options.seed)
-        return
     from hardmix.demo import show
 
-    show(options.num_hardest, options.num_pairs, options.num_with_query, options.seed)
+    show(options.out, options.data, epochs=options.epochs, seed=options.seed)
 
 
 def recipes(arguments: list[str]) -> None:
@@ -196,11 +187,10 @@ def _nearest(name: str, known: list[str]) -> str:
 
 def _base_config(arguments: list[str]) -> tuple[PretrainConfig, list[str]]:
     """The config whose settings are the defaults: of a recipe, a saved file, or a run."""
-    rest, named = list(arguments), None
-    if rest and not rest[0].startswith("-"):
-        named = rest.pop(0)
-        if named not in RECIPES:
-            raise InputError(f"there is no recipe {named!r}: {_nearest(named, list(RECIPES))}.")
+    rest = list(arguments)
+    named = rest.pop(0) if rest and not rest[0].startswith("-") else _value(rest, "--recipe")
+    if named is not None and named not in RECIPES:
+        raise InputError(f"there is no recipe {named!r}: {_nearest(named, list(RECIPES))}.")
     saved = _value(rest, "--config")
     if saved is None and "--resume" in rest and _value(rest, "--out") is not None:
         saved = str(Path(str(_value(rest, "--out"))) / "config.json")

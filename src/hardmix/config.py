@@ -186,6 +186,8 @@ class TrainConfig:
     """Epochs between two k-NN accuracies, where labels exist; 0: never."""
     save_every: int = 1
     """Epochs between two checkpoints."""
+    tensorboard: bool = False
+    """Write RUN/tensorboard beside metrics.jsonl; needs hardmix[tensorboard]."""
 
     def __post_init__(self) -> None:
         _above(self, "train", epochs=0, stop_epoch=0, batch_size=0, accumulate=0, queue_size=0)

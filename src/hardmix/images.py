@@ -9,9 +9,10 @@ What becomes of the many kinds of pixels:
   to 255, NaN and infinity to 0.
 - EXIF orientation is applied; of an animation the first frame is taken.
 
-Files in NumPy's .npy format follow the same rules, as (H, W), (C, H, W) or (H, W, C). A grey image
-fills all of 3 channels, and 3 are weighted to 1 as by Pillow's convert("L"); any other number of
-channels must be that of the file, whose bands are then taken raw.
+Files in NumPy's .npy format follow the same rules, as (H, W), (C, H, W) or (H, W, C); so do TIFFs
+where the channels asked for are neither 1 nor 3. A grey image fills all of 3 channels, and 3 are
+weighted to 1 as by Pillow's convert("L"); any other number of channels must be that of the file,
+whose bands are then taken raw.
 """
 
 import math
@@ -42,6 +43,7 @@ MAX_PIXELS = 89_000_000
 # Only these: for others Pillow may start a program, as Ghostscript for an EPS file named .jpg.
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 _NUMPY = b"\x93NUMPY"
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _ORIENTATION = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -114,6 +116,8 @@ def _decode(file: BufferedIOBase, channels: int, max_pixels: int) -> Bands:
         raise ValueError("the file is empty (0 bytes)")
     if head.startswith(_NUMPY):
         return _from_numpy(file, channels, max_pixels)
+    if head.startswith(_TIFF) and channels not in (1, 3):
+        return _from_tiff(file, channels, max_pixels)
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels  # else Pillow's own limit would overrule the user's
     try:
@@ -175,18 +179,39 @@ def _from_numpy(file: BufferedIOBase, channels: int, max_pixels: int) -> Bands:
             f"an array of {dtype} with shape {shape} is no image: save numbers as (H, W),"
             f" ({channels}, H, W) or (H, W, {channels})"
         )
+    _check_array(shape, channels, max_pixels)
+    file.seek(0)
+    return _from_array(np.lib.format.read_array(file, allow_pickle=False), channels)
+
+
+def _from_tiff(file: BufferedIOBase, channels: int, max_pixels: int) -> Bands:
+    """Any number of bands, in one page or one page each: what microscopes and satellites write."""
+    import tifffile  # slow to import, and most images are photographs
+
+    with tifffile.TiffFile(cast("IO[bytes]", file)) as opened:
+        series = opened.series[0]
+        _check_array(series.shape, channels, max_pixels)
+        return _from_array(series.asarray(), channels)
+
+
+def _check_array(shape: tuple[int, ...], channels: int, max_pixels: int) -> None:
     axis = _band_axis(shape, channels)
     height, width = (size for i, size in enumerate(shape) if i != axis)
     _check_size(width, height, max_pixels)
-    file.seek(0)
-    values = _to_bytes(np.lib.format.read_array(file, allow_pickle=False))
-    return _fit(values[None] if axis is None else np.moveaxis(values, axis, 0), channels)
+
+
+def _from_array(values: NDArray[np.generic], channels: int) -> Bands:
+    axis = _band_axis(values.shape, channels)
+    scaled = _to_bytes(values)
+    return _fit(scaled[None] if axis is None else np.moveaxis(scaled, axis, 0), channels)
 
 
 def _band_axis(shape: tuple[int, ...], channels: int) -> int | None:
     """Where the bands are: the first axis if its size can be right, else the last."""
     if len(shape) == 2:
         return None
+    if len(shape) != 3:
+        raise ValueError(f"an array of shape {shape} is no image: 2 or 3 sizes are needed")
     also = {1: 3, 3: 1}.get(channels, channels)
     for number in (channels, also):
         for axis in (0, 2):

@@ -1,11 +1,13 @@
 """What a training run says: before, while and after."""
 
+import importlib.util
 import math
 from typing import Any
 
 from hardmix.config import PretrainConfig
 from hardmix.console import say, table, warn
 from hardmix.datasets import ImageSet
+from hardmix.errors import InputError
 from hardmix.precision import Compute
 from hardmix.runs import Run
 
@@ -26,6 +28,34 @@ def watch(line: dict[str, Any]) -> None:
             f"step {line['step']}: the keys have collapsed (spread {line['spread']:.3f}, 1 is"
             " uniform): lower optimizer.lr, or raise model.key_momentum."
         )
+
+
+class Board:
+    """TensorBoard's copy of metrics.jsonl, or nothing where train.tensorboard is off."""
+
+    def __init__(self, config: PretrainConfig) -> None:
+        self._writer: Any = None
+        if config.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
+            raise InputError(
+                "train.tensorboard needs TensorBoard, which is not installed:"
+                " pip install 'hardmix[tensorboard]'."
+            )
+        self._wanted = config.train.tensorboard
+
+    def open(self, run: Run, step: int) -> None:
+        """Begin after `step`; what a stopped run wrote beyond it is dropped."""
+        if self._wanted:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=step + 1)
+
+    def show(self, line: dict[str, Any]) -> None:
+        """Every number of a line of metrics.jsonl, by its name."""
+        if self._writer is not None:
+            for name, value in line.items():
+                if name != "step":
+                    self._writer.add_scalar(name, value, line["step"])
+            self._writer.flush()
 
 
 def progress_text(line: dict[str, Any], config: PretrainConfig) -> str:

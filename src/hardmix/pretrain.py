@@ -18,7 +18,14 @@ from hardmix.errors import InputError
 from hardmix.evaluations.knn import knn_accuracy
 from hardmix.features import extract
 from hardmix.loading import ShardLoader, ViewLoader, open_loader
-from hardmix.narration import describe_start, last_epoch, progress_text, summarize, watch
+from hardmix.narration import (
+    Board,
+    describe_start,
+    last_epoch,
+    progress_text,
+    summarize,
+    watch,
+)
 from hardmix.objectives import Contrastive, Moment, Supervised
 from hardmix.precision import Compute, choose_compute
 from hardmix.runs import Run, optimizer_tensors, restore_optimizer, write_atomically
@@ -36,6 +43,7 @@ class Training:
 
     config: PretrainConfig
     run: Run
+    board: Board
     compute: Compute
     images: ImageSet | None
     loader: ViewLoader | ShardLoader
@@ -79,6 +87,7 @@ def prepare(
 ) -> Training:
     """Check everything, then make the folder: bad input costs nothing."""
     compute = choose_compute(config.train.device, config.train.precision)
+    board = Board(config)
     images, loader = open_loader(config.data, config.train, compute.device)
     check_data(config, images)
     torch.manual_seed(seed_of("weights", config.train.seed))
@@ -92,10 +101,11 @@ def prepare(
     objective.to(compute.device).to(memory_format=torch.channels_last).train()
     optimizer = build_optimizer(objective.trained(), config.optimizer)
     run = Run.open(out) if resume else Run.create(out, config)
-    training = Training(config, run, compute, images, loader, objective, optimizer)
+    training = Training(config, run, board, compute, images, loader, objective, optimizer)
     describe_start(config, images, compute, run)
     if not (resume and restore(training)):
         prefill(training)
+    board.open(run, training.step)
     return training
 
 
@@ -127,10 +137,16 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
             **objective.describe(),
             "images_per_second": images / seconds,
         }
-        training.run.log(line)
+        log(training, line)
         watch(line)
         meter.advance(training.step, progress_text(line, config))
         losses, images, started = [], 0, time.perf_counter()
+
+
+def log(training: Training, line: dict[str, Any]) -> None:
+    """One line of metrics.jsonl, and TensorBoard's copy."""
+    training.run.log(line)
+    training.board.show(line)
 
 
 def check_data(config: PretrainConfig, images: ImageSet | None) -> None:
@@ -211,7 +227,7 @@ def measure_knn(training: Training, epoch: int) -> None:
         asked.labels,
         leave_one_out=asked is bank,
     )
-    training.run.log({"step": training.step, "epoch": epoch, "knn": accuracy.top1})
+    log(training, {"step": training.step, "epoch": epoch, "knn": accuracy.top1})
     say(f"epoch {epoch + 1}: k-NN accuracy {accuracy.top1:.3f}")
 
 

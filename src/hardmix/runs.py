@@ -221,6 +221,7 @@ MAY_CHANGE = {
     ("train", "log_every"),
     ("train", "knn_every"),
     ("train", "save_every"),
+    ("train", "tensorboard"),
     ("data", "workers"),
 }
 """Settings that may differ when a run is resumed; any other change would be another run."""
