@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from hardmix.embedding_space import alignment, uniformity
     from hardmix.errors import InputError
+    from hardmix.features import TrainedEncoder, load_encoder
     from hardmix.loss import MochiLoss
     from hardmix.memory import MemoryQueue
     from hardmix.mixing import (
@@ -59,6 +60,7 @@ _HOME = {
     ],
     "embedding_space": ["alignment", "uniformity"],
     "errors": ["InputError"],
+    "features": ["TrainedEncoder", "load_encoder"],
     "loss": ["MochiLoss"],
     "memory": ["MemoryQueue"],
     "mixing": [
@@ -100,6 +102,7 @@ __all__ = [
     "MochiLoss",
     "ProxyAccuracy",
     "Strategy",
+    "TrainedEncoder",
     "__version__",
     "alignment",
     "contrast",
@@ -107,6 +110,7 @@ __all__ = [
     "false_negatives_top",
     "false_parents",
     "hardest_negatives",
+    "load_encoder",
     "matching_probability",
     "materialize",
     "mix_pairs",

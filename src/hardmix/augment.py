@@ -87,12 +87,12 @@ def draw_crops(
 def draw_colours(
     draws: Float64[Tensor, f"batch {COLOUR_DRAWS}"], augmentation: Augmentation, blur: bool
 ) -> ColourParameters:
-    """Official MoCo's colours.
+    """Official MoCo's colours, or "plain": none but the flip, as in evaluations that train.
 
     v1: grey 0.2; ColorJitter(0.4, 0.4, 0.4, 0.4) always; flip 0.5.
     v2: ColorJitter(0.4, 0.4, 0.4, 0.1) 0.8; grey 0.2; blur of sigma U(0.1, 2) 0.5; flip 0.5.
     """
-    second = augmentation == "moco-v2"
+    second, plain = augmentation == "moco-v2", augmentation == "plain"
     brightness, contrast, saturation = (0.6 + 0.8 * draws[:, 4:7].T).float()
     hue = (0.1 if second else 0.4) * (2 * draws[:, 7] - 1)
     jitter, grey, blurred, flip = (draws[:, 8:12] < draws.new_tensor([0.8, 0.2, 0.5, 0.5])).T
@@ -102,8 +102,8 @@ def draw_colours(
         contrast=contrast,
         saturation=saturation,
         hue=hue.float(),
-        jitter=jitter if second else torch.ones_like(jitter),
-        grey=grey,
+        jitter=jitter if second else torch.full_like(jitter, not plain),
+        grey=grey & (not plain),
         sigma=((0.1 + 1.9 * draws[:, 12]) * (blurred & (second and blur))).float(),
         flip=flip,
     )
@@ -144,7 +144,12 @@ def colour_stages(
     grey = [Stage((~p.grey).long(), [unsaturate])] if channels == 3 else []
     blur = Stage((p.sigma == 0).long(), [adjust(image_ops.blur_, p.sigma)])
     flip = Stage((~p.flip).long(), [lambda images, _: image_ops.flip_(images)])
-    return [*grey, *jitter, flip] if augmentation == "moco-v1" else [*jitter, *grey, blur, flip]
+    orders = {
+        "moco-v1": [*grey, *jitter, flip],
+        "moco-v2": [*jitter, *grey, blur, flip],
+        "plain": [flip],
+    }
+    return orders[augmentation]
 
 
 def apply_colours(
@@ -169,10 +174,8 @@ def apply_colours(
     return images.index_select(0, place.to(images.device))
 
 
-Views = tuple[
-    Float32[Tensor, "batch channels size size"], Float32[Tensor, "batch channels size size"]
-]
-"""Query and key, normalised."""
+Views = tuple[Float32[Tensor, "batch channels size size"], ...]
+"""Query and key, normalised; or a single view."""
 
 
 def make_views(
@@ -181,17 +184,18 @@ def make_views(
     config: DataConfig,
     seed: int,
     epoch: int,
+    views: int = 2,
 ) -> Views:
-    """Both views of images of one size, on their device; by (seed, epoch, id, view) alone."""
-    height, width = (torch.full((2 * len(ids),), side) for side in images.shape[2:])
-    draws = draw_views(ids, seed, epoch, CROP_DRAWS)
+    """The views of images of one size, on their device; by (seed, epoch, id, view) alone."""
+    height, width = (torch.full((views * len(ids),), side) for side in images.shape[2:])
+    draws = draw_views(ids, seed, epoch, CROP_DRAWS, views)
     boxes = draw_crops(draws, height, width, config.min_scale)
 
     def crop(rows: Tensor) -> Tensor:
         some = images.index_select(0, (rows % len(ids)).to(images.device))
         return resized_crops(some, CropBoxes(*(side[rows] for side in boxes)), config.image_size)
 
-    return _coloured(crop, images.device, ids, config, seed, epoch)
+    return _coloured(crop, images.device, ids, config, seed, epoch, views)
 
 
 def crop_views(
@@ -200,17 +204,18 @@ def crop_views(
     config: DataConfig,
     seed: int,
     epoch: int,
-) -> UInt8[Tensor, "2 channels size size"]:
+    views: int = 2,
+) -> UInt8[Tensor, "{views} channels size size"]:
     """The first half of `make_views` for one image of any size: a worker's part."""
-    draws = draw_views(torch.tensor([index]), seed, epoch, CROP_DRAWS)
-    height, width = (torch.full((2,), side) for side in image.shape[1:])
+    draws = draw_views(torch.tensor([index]), seed, epoch, CROP_DRAWS, views)
+    height, width = (torch.full((views,), side) for side in image.shape[1:])
     boxes = torch.stack(draw_crops(draws, height, width, config.min_scale), dim=1).tolist()
     size = [config.image_size, config.image_size]
     return torch.stack([functional.resized_crop(image, *box, size=size) for box in boxes])
 
 
 def colour_views(
-    crops: UInt8[Tensor, "2 batch channels size size"],
+    crops: UInt8[Tensor, "views batch channels size size"],
     ids: Int64[Tensor, " batch"],
     config: DataConfig,
     seed: int,
@@ -222,14 +227,14 @@ def colour_views(
     def crop(rows: Tensor) -> Tensor:
         return flat.index_select(0, rows.to(flat.device)).float().div_(255)
 
-    return _coloured(crop, crops.device, ids, config, seed, epoch)
+    return _coloured(crop, crops.device, ids, config, seed, epoch, len(crops))
 
 
 def draw_views(
-    ids: Int64[Tensor, " batch"], seed: int, epoch: int, number: int
-) -> Float64[Tensor, "2*batch number"]:
+    ids: Int64[Tensor, " batch"], seed: int, epoch: int, number: int, views: int = 2
+) -> Float64[Tensor, "{views}*batch number"]:
     """Random numbers of all query views, then of all key views."""
-    return torch.cat([uniform(seed, epoch, ids, view, number) for view in (0, 1)])
+    return torch.cat([uniform(seed, epoch, ids, view, number) for view in range(views)])
 
 
 def _coloured(
@@ -239,9 +244,10 @@ def _coloured(
     config: DataConfig,
     seed: int,
     epoch: int,
+    views: int,
 ) -> Views:
-    """Colours for both views at once; `crop` gives the views in these rows."""
-    draws = draw_views(ids, seed, epoch, CROP_DRAWS + COLOUR_DRAWS)[:, CROP_DRAWS:]
+    """Colours for all views at once; `crop` gives the views in these rows."""
+    draws = draw_views(ids, seed, epoch, CROP_DRAWS + COLOUR_DRAWS, views)[:, CROP_DRAWS:]
     mean, std = channel_statistics(config.channels)
     piece = max(1, CACHED // (config.channels * config.image_size**2))
     done = []
@@ -249,8 +255,7 @@ def _coloured(
         parameters = draw_colours(draws[rows], config.augmentation, config.blur)
         images = apply_colours(crop(rows), parameters, config.augmentation)
         done.append(normalise(images, mean, std))
-    query, key = torch.cat(done).chunk(2)
-    return query, key
+    return torch.cat(done).chunk(views)
 
 
 def channel_statistics(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn, cast, get_args
 
 import tyro
 
-from hardmix import __version__
+from hardmix import __version__, evaluation_commands
 from hardmix.config import DataConfig, Method, PretrainConfig
 from hardmix.errors import InputError
 from hardmix.recipes import RECIPES
@@ -81,23 +81,6 @@ def recipes(arguments: list[str]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Knn:
-    """k-NN accuracy of a run's encoder on its test images."""
-
-    run: tyro.conf.Positional[Path]
-    k: Annotated[int, Help(help="neighbours that vote")] = 200
-    temperature: Annotated[float, Help(help="of the votes")] = 0.07
-
-
-def knn(arguments: list[str]) -> None:
-    """k-NN accuracy of a run's encoder."""
-    options = tyro.cli(Knn, prog="hardmix knn", args=arguments)
-    from hardmix.evaluations.run_knn import evaluate
-
-    evaluate(options.run, k=options.k, temperature=options.temperature)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ImageNet100:
     """Link the paper's 100 classes out of an ImageNet folder."""
 
@@ -115,6 +98,26 @@ def imagenet100(arguments: list[str]) -> None:
         say(f"{options.out / split}: {number} classes linked")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """Make a run of weights from elsewhere: MoCo, torchvision, timm, lightly. Runs no code."""
+
+    file: Annotated[tyro.conf.Positional[Path], Help(metavar="FILE", help="the weights")]
+    out: Annotated[Path, Help(help="the run's folder, to be made")]
+    backbone: Annotated[str | None, Help(help="where it is not recognised, e.g. timm:NAME")] = None
+    image_size: Annotated[int | None, Help(help="pixels; unset: the file's own, 32 or 224")] = None
+
+
+def import_(arguments: list[str]) -> None:
+    """Make a run of weights from elsewhere."""
+    options = tyro.cli(Import, prog="hardmix import", args=arguments)
+    from hardmix.foreign_weights import import_weights
+
+    import_weights(
+        options.file, options.out, backbone=options.backbone, image_size=options.image_size
+    )
+
+
 def version(arguments: list[str]) -> None:
     """The version of hardmix."""
     tyro.cli(_nothing, prog="hardmix version", description=version.__doc__, args=arguments)
@@ -127,7 +130,12 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "demo": demo,
     "recipes": recipes,
     "pretrain": pretrain,
-    "knn": knn,
+    "knn": evaluation_commands.knn,
+    "linear": evaluation_commands.linear,
+    "finetune": evaluation_commands.finetune,
+    "features": evaluation_commands.features,
+    "neighbours": evaluation_commands.neighbours,
+    "import": import_,
     "imagenet100": imagenet100,
     "version": version,
 }

@@ -38,7 +38,9 @@ DataName = Literal[
 """Data sets by name. "folder" is any folder of images, "list" a text file of paths, "shards"
 WebDataset archives; all three are recognised by their `root` alone."""
 
-Augmentation = Literal["moco-v1", "moco-v2"]
+Augmentation = Literal["moco-v1", "moco-v2", "plain"]
+"""How a view is coloured after its random crop: as in official MoCo, or only flipped."""
+ProbeSolver = Literal["lbfgs", "sgd"]
 Head = Literal["linear", "mlp"]
 Schedule = Literal["cosine", "step"]
 Precision = Literal["auto", "fp32", "bf16"]
@@ -59,7 +61,7 @@ class DataConfig:
     channels: int = 3
     """1 to 16; other than 3 leaves out the colour operations."""
     augmentation: Augmentation = "moco-v2"
-    """MoCo-v2's stronger views, or MoCo-v1's."""
+    """MoCo-v2's stronger views, MoCo-v1's, or plain: crop and flip alone."""
     blur: bool = True
     """MoCo-v2's Gaussian blur; those who train on 32 pixels drop it."""
     min_scale: float = 0.2
@@ -227,6 +229,44 @@ class PretrainConfig:
                 f" encoded at once (train.batch_size={self.train.batch_size},"
                 f" train.accumulate={self.train.accumulate}): every group has the same size."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearConfig:
+    """A linear classifier on a frozen trunk (App. C.1); defaults are those of ImageNet-100."""
+
+    epochs: int = 60
+    batch_size: int = 128
+    lr: float = 10.0
+    milestones: tuple[int, ...] = (30, 40, 50)
+    """Epochs at which the learning rate is divided by ten."""
+    min_scale: float = 0.08
+    """Smallest share of the image's area that a training crop takes: torchvision's default."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _above(self, "linear", epochs=0, batch_size=0, lr=0, seed=-1)
+        _between(self, "linear", 0.0, 1.0, "min_scale")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig:
+    """All weights trained on a share of the labels; not in the paper."""
+
+    labels: float = 1.0
+    """Share of the labels: 0.01, 0.1, 1.0; the same number of images from every class."""
+    epochs: int = 30
+    batch_size: int = 128
+    lr: float = 0.01
+    """Of the trunk."""
+    classifier_lr: float = 0.1
+    weight_decay: float = 1e-4
+    min_scale: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _above(self, "finetune", labels=0, epochs=0, batch_size=0, lr=0, classifier_lr=0, seed=-1)
+        _between(self, "finetune", 0.0, 1.0, "labels", "min_scale")
 
 
 def _above(config: object, prefix: str, **limits: float) -> None:

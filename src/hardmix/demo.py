@@ -14,7 +14,7 @@ from hardmix.datasets import open_images
 from hardmix.encoders import build_encoder
 from hardmix.errors import InputError
 from hardmix.evaluations.knn import knn_accuracy
-from hardmix.evaluations.linear import probe_accuracy
+from hardmix.evaluations.probe import probe_accuracy
 from hardmix.features import Features, extract, load_trunk
 from hardmix.precision import choose_compute
 from hardmix.pretrain import pretrain
@@ -75,7 +75,7 @@ def score(trunk: nn.Module, config: PretrainConfig) -> dict[str, float]:
     """k-NN and linear-probe accuracy of frozen features on the test images."""
     train, test = (features_of(trunk, config, split) for split in ("train", "test"))
     data = train.features, train.labels, test.features, test.labels
-    return {"knn": knn_accuracy(*data).top1, "linear": probe_accuracy(*data)}
+    return {"knn": knn_accuracy(*data).top1, "linear": probe_accuracy(*data).top1}
 
 
 def features_of(trunk: nn.Module, config: PretrainConfig, split: str) -> Features:

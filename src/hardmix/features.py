@@ -1,19 +1,24 @@
-"""Encoder and images to features: the frozen trunk on evaluation crops, every image once."""
+"""Encoders from files, and images to features: the frozen trunk, every image once."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
-from safetensors.torch import load_file
+from jaxtyping import Float, Int, UInt8
+from PIL import Image
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from hardmix.augment import channel_statistics, evaluation_crop
+from hardmix.backbones import build_backbone
 from hardmix.console import progress
 from hardmix.datasets import ImageSet
-from hardmix.encoders import build_encoder
 from hardmix.errors import InputError
+from hardmix.image_ops import normalise
+from hardmix.images import convert_image, read_image
 from hardmix.loading import evaluation_batches
 from hardmix.precision import Compute
-from hardmix.runs import Run
+from hardmix.runs import ENCODER_FORMAT, OWN_TRUNK, Run
 
 
 class Features(NamedTuple):
@@ -25,14 +30,90 @@ class Features(NamedTuple):
     ids: Int[Tensor, " n"]
 
 
+class TrainedEncoder(nn.Module):
+    """A trained trunk with the preprocessing it expects: images to features, for anybody's code."""
+
+    def __init__(self, trunk: nn.Module, backbone: str, image_size: int, channels: int) -> None:
+        super().__init__()
+        self.trunk, self.backbone = trunk, backbone
+        self.image_size, self.channels = image_size, channels
+
+    def forward(
+        self, images: Float[Tensor, "batch channels y x"]
+    ) -> Float[Tensor, "batch features"]:
+        """The trunk's features, without the head (Sec. 4.3), of preprocessed images."""
+        features: Tensor = self.trunk(images)
+        return features
+
+    def preprocess(
+        self, image: str | Path | Image.Image | UInt8[Tensor, "channels y x"]
+    ) -> Float[Tensor, "channels size size"]:
+        """The evaluation crop of a file, a Pillow image or a uint8 tensor, normalised."""
+        if isinstance(image, Image.Image):
+            image = convert_image(image, self.channels)
+        elif not isinstance(image, Tensor):
+            image = read_image(image, self.channels)
+        crop = evaluation_crop(image, self.image_size)[None].float().div_(255)
+        return normalise(crop, *channel_statistics(self.channels))[0]
+
+
+def load_encoder(
+    run_or_file: Path | str, *, trunk: nn.Module | None = None, device: str = "cpu"
+) -> TrainedEncoder:
+    """The encoder of a run, or of its encoder.safetensors, in evaluation mode.
+
+    A run that was trained around a network of your own needs it again, as `trunk`.
+    """
+    file = Path(run_or_file)
+    if file.is_dir():
+        file = Run.open(file).encoder_file
+        if not file.exists():
+            raise InputError(
+                f"{file.parent} has no encoder.safetensors: it is still training, or was stopped;"
+                f" hardmix pretrain --out {file.parent} --resume goes on with it."
+            )
+    facts, weights = _read_encoder(file)
+    channels, image_size = int(facts["channels"]), int(facts["image_size"])
+    if trunk is None:
+        if facts["backbone"] == OWN_TRUNK:
+            raise InputError(f"{file} was trained around a network of your own: pass it as trunk=.")
+        trunk = build_backbone(facts["backbone"], channels).trunk
+    _load_exactly(trunk, weights, file)
+    encoder = TrainedEncoder(trunk, facts["backbone"], image_size, channels)
+    return encoder.eval().to(device)
+
+
+def _read_encoder(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    try:
+        with safe_open(file, "pt") as opened:
+            facts = opened.metadata() or {}
+            weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{file} cannot be read as an encoder: {error}.") from error
+    if facts.get("format") != ENCODER_FORMAT:
+        raise InputError(
+            f"{file} is no encoder of hardmix: hardmix import {file} --out RUN makes a run of"
+            " weights from elsewhere."
+        )
+    return facts, weights
+
+
+def _load_exactly(trunk: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
+    wanted = trunk.state_dict()
+    missing, extra = sorted(wanted.keys() - weights), sorted(weights.keys() - wanted)
+    other = [name for name in wanted.keys() & weights if wanted[name].shape != weights[name].shape]
+    for names, what in [(missing, "misses"), (extra, "has the unknown"), (other, "differs in")]:
+        if names:
+            raise InputError(
+                f"{file} does not fit {type(trunk).__name__}: it {what} {len(names)} of its"
+                f" tensors ({', '.join(names[:3])}): use the file and the network of one run."
+            )
+    trunk.load_state_dict(weights)
+
+
 def load_trunk(run: Run) -> nn.Module:
     """The trained trunk of a run, on the CPU and in evaluation mode."""
-    if not run.encoder_file.exists():
-        raise InputError(f"{run.path} has no encoder.safetensors: it has not finished training.")
-    config = run.config()
-    encoder = build_encoder(config.model, config.data.channels, image_size=config.data.image_size)
-    encoder.trunk.load_state_dict(load_file(run.encoder_file))
-    return encoder.trunk.eval()
+    return load_encoder(run.path).trunk
 
 
 @torch.no_grad()

@@ -86,6 +86,15 @@ def read_image(
     return torch.from_numpy(np.array(bands, order="C"))  # a copy: Pillow's memory is read-only
 
 
+def convert_image(image: Image.Image, channels: int = 3) -> UInt8[Tensor, "channels height width"]:
+    """An image that Pillow has opened, by the same rules."""
+    _silence_pillow()
+    try:
+        return torch.from_numpy(np.array(_from_pillow(_upright(image), channels), order="C"))
+    except Exception as error:
+        raise UnreadableImage(f"image: {_reason(error, MAX_PIXELS)}") from error
+
+
 def printable(path: str | os.PathLike[str]) -> str:
     r"""A path as text that any terminal can show: bytes that are no UTF-8 become \udcXX."""
     return os.fspath(path).encode("utf-8", "backslashreplace").decode()

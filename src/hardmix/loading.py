@@ -54,20 +54,21 @@ class ReadImages(NamedTuple):
 
 
 def open_loader(
-    data: DataConfig, train: TrainConfig, device: torch.device
+    data: DataConfig, train: TrainConfig, device: torch.device, views: int = 2
 ) -> "tuple[ImageSet | None, ViewLoader | ShardLoader]":
     """The data set of a run (none for shards, which are a stream) and its loader on this rank."""
     options = (data, train.batch_size, train.seed, device, rank(), world_size())
     if data_name(data) == "shards":
         return None, ShardLoader(*options)
     images = open_images(data, "train", train.seed)
-    return images, ViewLoader(images, *options)
+    return images, ViewLoader(images, *options, views=views)
 
 
 class ViewLoader:
     """Two views of every image, in a new order each epoch; what does not fill a batch is left out.
 
-    An unreadable image is replaced by the next readable one. `unreadable` tells which and why, of
+    With `views=1`, for training on labels, the key is the query. An unreadable image is replaced by
+    the next readable one. `unreadable` tells which and why, of
     those that this rank has met; more than data.max_unreadable stop the run.
     """
 
@@ -80,8 +81,10 @@ class ViewLoader:
         device: torch.device,
         rank: int = 0,
         world_size: int = 1,
+        views: int = 2,
     ) -> None:
         self.steps_per_epoch = _steps(len(images), batch_size)
+        self._views = views
         self.images, self.config, self.seed, self.device = images, config, seed, device
         self.batch_size, self._rows = batch_size, _rows_of(rank, world_size, batch_size)
         self.unreadable: dict[int, str] = {}
@@ -96,12 +99,12 @@ class ViewLoader:
             return
         for ids in steps:
             pixels = self.images.tensor[ids].to(self.device)
-            views = make_views(pixels, ids, self.config, self.seed, epoch)
+            views = make_views(pixels, ids, self.config, self.seed, epoch, self._views)
             yield _on_device(views, labels_of(self.images, ids), ids)
 
     def _from_files(self, epoch: int, steps: list[Tensor]) -> Iterator[Batch]:
         if self._pool is None:
-            reader = partial(_read_views, self.images, self.config, self.seed)
+            reader = partial(_read_views, self.images, self.config, self.seed, self._views)
             self._pool = WorkerPool(reader, self.config.workers, self.device)
         for read in self._pool.run([(epoch, ids.tolist()) for ids in steps]):
             self.unreadable |= read.unreadable
@@ -223,9 +226,9 @@ def labels_of(images: ImageSet, ids: Int64[Tensor, " batch"]) -> Int64[Tensor, "
 
 
 def _read_views(
-    images: ImageSet, config: DataConfig, seed: int, job: tuple[int, list[int]]
+    images: ImageSet, config: DataConfig, seed: int, views: int, job: tuple[int, list[int]]
 ) -> ReadImages:
-    """Decode and crop both views: a worker's part of training."""
+    """Decode and crop the views: a worker's part of training."""
     epoch, wanted = job
     ids: list[int] = []
     crops: list[Tensor] = []
@@ -236,7 +239,7 @@ def _read_views(
                 return ReadImages(torch.empty(0, dtype=torch.uint8), torch.tensor(ids), unreadable)
             index = (index + 1) % len(images)
         ids.append(index)
-        crops.append(crop_views(image, index, config, seed, epoch))
+        crops.append(crop_views(image, index, config, seed, epoch, views))
     return ReadImages(torch.stack(crops, dim=1), torch.tensor(ids), unreadable)
 
 
@@ -277,8 +280,8 @@ def _check_unreadable(unreadable: dict[int, str], images: ImageSet, share: float
         )
 
 
-def _on_device(views: tuple[Tensor, Tensor], labels: Tensor, ids: Tensor) -> Batch:
-    query, key = views
+def _on_device(views: tuple[Tensor, ...], labels: Tensor, ids: Tensor) -> Batch:
+    query, key = views[0], views[-1]
     return Batch(query, key, labels.to(query.device), ids.to(query.device))
 
 

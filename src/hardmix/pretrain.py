@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from hardmix.config import OptimizerConfig, PretrainConfig
@@ -28,7 +27,7 @@ from hardmix.narration import (
 )
 from hardmix.objectives import Contrastive, Moment, Supervised
 from hardmix.precision import Compute, choose_compute
-from hardmix.runs import Run, optimizer_tensors, restore_optimizer, write_atomically
+from hardmix.runs import OWN_TRUNK, Run, optimizer_tensors, restore_optimizer
 from hardmix.schedules import cosine, step
 from hardmix.stateless import seed_of
 from hardmix.workers import dead_workers_named
@@ -77,7 +76,9 @@ def pretrain(
             if (epoch + 1) % config.train.save_every == 0 or epoch + 1 == epochs:
                 save_checkpoint(training)
     training.loader.close()
-    save_encoder(training)
+    training.run.write_encoder(
+        training.objective.trunk, config, None if trunk is None else OWN_TRUNK
+    )
     summarize(config, training.run, training.step, training.seconds, training.loader.unreadable)
     return training.run
 
@@ -88,7 +89,8 @@ def prepare(
     """Check everything, then make the folder: bad input costs nothing."""
     compute = choose_compute(config.train.device, config.train.precision)
     board = Board(config)
-    images, loader = open_loader(config.data, config.train, compute.device)
+    views = 1 if config.method == "supervised" else 2
+    images, loader = open_loader(config.data, config.train, compute.device, views)
     check_data(config, images)
     torch.manual_seed(seed_of("weights", config.train.seed))
     channels = config.data.channels
@@ -267,23 +269,6 @@ def restore(training: Training) -> bool:
 def data_mark(training: Training) -> str:
     """What tells one set of images from another."""
     return "shards" if training.images is None else fingerprint(training.images)
-
-
-def save_encoder(training: Training) -> None:
-    """encoder.safetensors: the trunk, with torchvision's names where it is a torchvision model."""
-    config = training.config
-    weights = {
-        name: value.detach().cpu().contiguous()
-        for name, value in training.objective.trunk.state_dict().items()
-    }
-    facts = {
-        "backbone": config.model.backbone,
-        "channels": str(config.data.channels),
-        "image_size": str(config.data.image_size),
-        "method": config.method,
-        "format": "hardmix-encoder-1",
-    }
-    write_atomically(training.run.encoder_file, save(weights, metadata=facts))
 
 
 def check_finite_loss(training: Training, loss: float) -> None:

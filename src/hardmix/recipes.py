@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from hardmix.config import (
     DataConfig,
+    LinearConfig,
     Method,
     MixConfig,
     ModelConfig,
@@ -101,6 +102,14 @@ RECIPES: dict[str, Entry] = {
 }
 
 
+LINEAR_PRESETS: dict[str, LinearConfig] = {
+    "imagenet100": LinearConfig(),
+    "imagenet1k": LinearConfig(epochs=100, batch_size=512, lr=30.0, milestones=(60, 80)),
+    "official-moco": LinearConfig(epochs=100, batch_size=256, lr=30.0, milestones=(60, 80)),
+}
+"""Linear evaluation as the paper (App. C.1) and official MoCo run it."""
+
+
 def _with_method(config: PretrainConfig, method: Method) -> PretrainConfig:
     """The settings that make the method (decisions of official MoCo, v1 and v2)."""
     if method == "moco-v1":
@@ -117,11 +126,12 @@ def _with_method(config: PretrainConfig, method: Method) -> PretrainConfig:
             train=replace(config.train, temperature=0.07),
         )
     if method == "supervised":
-        # The paper does not give its supervised recipe: that of PyTorch's ImageNet example.
+        # The paper does not give its supervised recipe: crop, flip and learning rate are those of
+        # PyTorch's ImageNet example.
         return replace(
             config,
             method=method,
-            data=replace(config.data, augmentation="moco-v1"),
+            data=replace(config.data, augmentation="plain"),
             optimizer=replace(config.optimizer, lr=0.1 * config.train.batch_size / 256),
         )
     return replace(config, method=method)

@@ -10,22 +10,28 @@ import hashlib
 import json
 import os
 import platform
+import shlex
+import sys
 import types
 import typing
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from hardmix.config import PretrainConfig
 from hardmix.errors import InputError
 
 FORMAT = 1
 KEPT = 2
+ENCODER_FORMAT = "hardmix-encoder-1"
+OWN_TRUNK = "own"
+"""The backbone's name in the file of an encoder around a user's network."""
 Config = TypeVar("Config")
 
 
@@ -90,11 +96,31 @@ class Run:
         kept = [json.dumps(line) + "\n" for line in self.metrics() if line["step"] <= step]
         write_atomically(self.metrics_file, "".join(kept).encode())
 
+    def write_encoder(
+        self, trunk: nn.Module, config: PretrainConfig, backbone: str | None = None
+    ) -> None:
+        """encoder.safetensors: the trunk, with torchvision's names where it is torchvision's."""
+        weights = {k: v.detach().cpu().contiguous() for k, v in trunk.state_dict().items()}
+        facts = {
+            "backbone": backbone or config.model.backbone,
+            "channels": str(config.data.channels),
+            "image_size": str(config.data.image_size),
+            "method": config.method,
+            "format": ENCODER_FORMAT,
+        }
+        write_atomically(self.encoder_file, save(weights, metadata=facts))
+
     def write_result(self, name: str, result: Mapping[str, Any]) -> Path:
-        """results/NAME.json, with versions beside it."""
+        """results/NAME.json: numbers first, then what they depend on."""
         self.results.mkdir(exist_ok=True)
         file = self.results / f"{name}.json"
-        write_atomically(file, json.dumps({**result, "versions": versions()}, indent=2).encode())
+        facts = {
+            "command": shlex.join(["hardmix", *sys.argv[1:]]),
+            "written": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": versions(),
+            "run": dataclasses.asdict(self.config()),
+        }
+        write_atomically(file, json.dumps({**result, **facts}, indent=2).encode())
         return file
 
     def save_checkpoint(self, step: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:

@@ -4,24 +4,16 @@ Instance discrimination's classifier (Wu et al. 2018): each of the k most simila
 votes for its class with exp(similarity / temperature).
 """
 
-from typing import NamedTuple
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from hardmix.errors import InputError
+from hardmix.evaluations.accuracy import Accuracy, accuracy_of
 
 CHUNK = 1024
 """Test images compared with all training images at once."""
-
-
-class Accuracy(NamedTuple):
-    """Shares of test images whose class is the first, or among the first five."""
-
-    top1: float
-    top5: float
 
 
 def knn_accuracy(
@@ -45,7 +37,7 @@ def knn_accuracy(
     k = min(k, len(train_labels) - leave_one_out)
     train = normalize(train_features.float(), dim=1)
     classes = int(max(train_labels.max(), test_labels.max())) + 1
-    first = five = 0
+    votes = torch.zeros(len(test_labels), classes, device=train.device)
     for start in range(0, len(test_labels), CHUNK):
         test = normalize(test_features[start : start + CHUNK].float(), dim=1)
         similarity = test @ train.T
@@ -53,10 +45,6 @@ def knn_accuracy(
             own = torch.arange(len(test), device=test.device)
             similarity[own, own + start] = -torch.inf
         near = similarity.topk(k, dim=1)
-        votes = torch.zeros(len(test), classes, device=test.device)
-        votes.scatter_add_(1, train_labels[near.indices], ((near.values - 1) / temperature).exp())
-        ranked = votes.topk(min(5, classes), dim=1).indices
-        right = ranked == test_labels[start : start + CHUNK].unsqueeze(1)
-        first += int(right[:, 0].sum())
-        five += int(right.any(dim=1).sum())
-    return Accuracy(first / len(test_labels), five / len(test_labels))
+        weights = ((near.values - 1) / temperature).exp()
+        votes[start : start + CHUNK].scatter_add_(1, train_labels[near.indices], weights)
+    return accuracy_of(votes, test_labels)
