@@ -289,3 +289,20 @@ def test_bad_input_is_one_message_and_status_2(run, folder, tmp_path, capfd):
         assert all(word in shown for word in words), (arguments, shown)
     with pytest.raises(InputError, match="hardmix import"):
         hardmix.load_encoder(foreign)
+
+
+def test_an_encoder_leaves_and_comes_back(run, tmp_path, capfd):
+    file = tmp_path / "weights.safetensors"
+    code, _ = command(capfd, "export", run.path, "--format", "safetensors", "--out", file)
+    assert code == 0
+    code, shown = command(capfd, "import", file, "--out", tmp_path / "again")
+    assert code == 0
+    assert "small" in shown
+    code, _ = command(capfd, "knn", tmp_path / "again", "--data.name", "shapes", "--k", "5")
+    assert code == 0
+    images = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        ours, theirs = (hardmix.load_encoder(path)(images) for path in (run.path, file))
+    assert torch.equal(ours, theirs)
+    assert command(capfd, "export", run.path, "--format", "onxx", "--out", file)[0] == 2
+    assert command(capfd, "import", tmp_path / "no.pth", "--out", tmp_path / "x")[0] == 2

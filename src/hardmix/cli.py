@@ -55,7 +55,7 @@ def pretrain(arguments: list[str]) -> None:
 class Demo:
     """Train MoCo-v2 and MoCHi on small images, and compare them with what needs no training."""
 
-    out: Annotated[Path, Help(help="folder for both runs and the scores")] = Path("runs/demo")
+    out: Annotated[Path | None, Help(help="folder for both; unset: runs/demo, demo-2, ...")] = None
     epochs: Annotated[int | None, Help(help="other than the demonstration's own")] = None
     seed: int = 0
     data: DataConfig = SHAPES
@@ -135,6 +135,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "finetune": evaluation_commands.finetune,
     "features": evaluation_commands.features,
     "neighbours": evaluation_commands.neighbours,
+    "export": evaluation_commands.export,
     "import": import_,
     "imagenet100": imagenet100,
     "version": version,

@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -28,9 +29,12 @@ CIFAR_EPOCHS = 8
 """Enough to see it learn; the recipe's own length takes half an hour for each method."""
 
 
-def show(out: Path, data: DataConfig, *, epochs: int | None = None, seed: int = 0) -> Path:
+def show(out: Path | None, data: DataConfig, *, epochs: int | None = None, seed: int = 0) -> Path:
     """Train both, evaluate four encoders with k-NN and a linear probe, and print one table."""
     started = time.monotonic()
+    if out is None:
+        names = (f"demo-{number}" if number > 1 else "demo" for number in count(1))
+        out = next(path for path in map(Path("runs").joinpath, names) if not path.exists())
     configs = {method: demo_config(method, data, epochs, seed) for method in METHODS}
     if out.exists() and any(out.iterdir()):
         raise InputError(f"--out {out} is not empty: choose another folder for the demonstration.")

@@ -148,6 +148,23 @@ def neighbours(arguments: list[str]) -> None:
     show_neighbours(options.run, options.image, options.data, options.out, options.number)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """Write a run's encoder for another program: hardmix export RUN --format onnx --out FILE."""
+
+    run: RunFolder
+    format: Annotated[str, Help(help="safetensors, torchvision, timm, onnx or detectron2")]
+    out: Annotated[Path, Help(help="the file to write; detectron2's configs stand beside it")]
+
+
+def export(arguments: list[str]) -> None:
+    """Write a run's encoder for another program."""
+    options = tyro.cli(Export, prog="hardmix export", args=arguments)
+    from hardmix.export import export as write
+
+    write(options.run, options.format, options.out)
+
+
 def _data_of(arguments: list[str]) -> DataConfig:
     """The run's own images are the default; a root of another kind is recognised by itself."""
     if not arguments or arguments[0].startswith("-"):

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from hardmix.config import MixConfig, PretrainConfig, QueueStart
 from hardmix.contrast import Contrast
 from hardmix.diagnostics import false_negatives_top, false_parents, proxy_accuracy
-from hardmix.distributed import gather, world_size
+from hardmix.distributed import gather, rank, world_size
 from hardmix.encoders import QueryKeyPair, build_encoder, encode_keys
 from hardmix.loading import Batch
 from hardmix.loss import MochiLoss
@@ -77,7 +77,7 @@ class Contrastive(nn.Module):
                 self.memory,
                 self._exclude(part),
                 mix=self._mixes(moment),
-                generator=self._generator("mixing", moment, number),
+                generator=self._generator("mixing", moment, number, rank()),
             )
             (outcome.loss / parts).backward()
             losses.append(outcome.loss.detach())
@@ -152,8 +152,10 @@ class Contrastive(nn.Module):
             through_query=mix.through_query,
         )
 
-    def _generator(self, purpose: str, moment: Moment, part: int) -> torch.Generator:
-        seed = seed_of(purpose, self.config.train.seed, moment.step, part)
+    def _generator(
+        self, purpose: str, moment: Moment, part: int, process: int = 0
+    ) -> torch.Generator:
+        seed = seed_of(purpose, self.config.train.seed, moment.step, part, process)
         return torch.Generator().manual_seed(seed)
 
     def _shuffle(self, number: int, moment: Moment, part: int) -> Tensor:
