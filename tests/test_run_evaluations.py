@@ -29,6 +29,9 @@ CONFIG = PretrainConfig(
 )
 
 
+SHAPES = ["--data.name", "shapes", "--data.num-images", "240"]
+
+
 def make_run(path: Path, config: PretrainConfig = CONFIG) -> Run:
     """A finished run without its training."""
     torch.manual_seed(0)
@@ -275,6 +278,7 @@ def test_bad_input_is_one_message_and_status_2(run, folder, tmp_path, capfd):
         (["knn", run.path, "--k", "0"], ["k=0"]),
         (["linear", run.path, "--seeds", "0"], ["--seeds 0"]),
         (["linear", run.path, "--epochs", "0"], ["linear.epochs=0"]),
+        (["linear", run.path, "--batch-size", "999"], ["linear.batch_size=999", "240"]),
         (["finetune", run.path, "--labels", "2"], ["finetune.labels=2"]),
         (["knn", run.path, "--data.channels", "4"], ["4"]),
         (["features", run.path, "--out", tmp_path / "f.txt"], [".csv"]),
@@ -298,7 +302,7 @@ def test_an_encoder_leaves_and_comes_back(run, tmp_path, capfd):
     code, shown = command(capfd, "import", file, "--out", tmp_path / "again")
     assert code == 0
     assert "small" in shown
-    code, _ = command(capfd, "knn", tmp_path / "again", "--data.name", "shapes", "--k", "5")
+    code, _ = command(capfd, "knn", tmp_path / "again", *SHAPES, "--k", "5")
     assert code == 0
     images = torch.rand(2, 3, 32, 32)
     with torch.no_grad():

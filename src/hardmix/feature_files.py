@@ -67,10 +67,11 @@ def show_neighbours(
         (int(features.ids[row]), float(value))
         for row, value in zip(near.indices.tolist(), near.values.tolist(), strict=True)
     ]
-    tiles = [_tile(_pixels(image, encoder), f"{image.name}")]
-    for index, value in found:
-        name = Path(images.name_of(index)).name
-        tiles.append(_tile(images.image(index), f"{value:.3f} {name}"))
+    tiles = [_tile(read_image(image, encoder.channels), f"asked: {image.name}")]
+    tiles += [
+        _tile(images.image(index), f"{value:.3f} {_caption(images, index)}")
+        for index, value in found
+    ]
     out.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     _sheet(tiles).save(buffer, "PNG")
@@ -112,8 +113,11 @@ def _csv(features: Features, names: list[str]) -> bytes:
     return text.getvalue().encode()
 
 
-def _pixels(image: Path, encoder: TrainedEncoder) -> Tensor:
-    return read_image(image, encoder.channels)
+def _caption(images: ImageSet, index: int) -> str:
+    """Its class where it has one, else its name."""
+    if images.labels is not None and images.classes and images.labels[index] >= 0:
+        return images.classes[int(images.labels[index])]
+    return Path(images.name_of(index)).name
 
 
 def _tile(pixels: Tensor, label: str) -> Image.Image:

@@ -111,6 +111,9 @@ def summarize(
     if unreadable:
         say(f"Skipped {len(unreadable)} unreadable images: {', '.join(unreadable.values())}"[:500])
     say("Next:")
-    say(f"  hardmix knn {run.path}")
+    if knn:
+        say(f"  hardmix knn {run.path} --baseline pixels untrained")
+        say(f"  hardmix linear {run.path}")
+    say(f"  hardmix features {run.path} --data.root FOLDER --out features.csv")
     longer = f"--resume --train.epochs {2 * last_epoch(config)}"
     say(f"  hardmix pretrain --out {run.path} {longer}")

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from hardmix.config import DataConfig, LinearConfig, ProbeSolver
 from hardmix.console import Meter, progress, say, table
+from hardmix.errors import InputError
 from hardmix.evaluations.accuracy import accuracy_of, mean_and_deviation
 from hardmix.evaluations.probe import new_classifier, probe_accuracy
 from hardmix.evaluations.subject import Subject, open_subject, single_view
@@ -100,6 +101,11 @@ def train_classifier(
     subject: Subject, config: LinearConfig, test: Features
 ) -> list[dict[str, float]]:
     """Train on random crops; test after every epoch on the centre crop."""
+    if config.batch_size > len(subject.train):
+        raise InputError(
+            f"linear.batch_size={config.batch_size} exceeds the {len(subject.train)} training"
+            " images: lower --batch-size, or use --cached."
+        )
     device = subject.compute.device
     width = test.features.shape[1]
     classifier = new_classifier(width, subject.num_classes, config.seed).to(device)
