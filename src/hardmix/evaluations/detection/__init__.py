@@ -1,0 +1,1 @@
+"""Detection and instance segmentation: a pre-trained encoder fine-tuned as a detector."""

@@ -1,0 +1,37 @@
+"""The RPN's anchors in detectron2's order: rows, columns, then sizes, then ratios in each size."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+STRIDE = 16
+"""Pixels per cell of the map that the RPN reads: layer3's, for every size of image."""
+
+SIZES = (32, 64, 128, 256, 512)
+"""Roots of the anchors' areas, in pixels."""
+
+RATIOS = (0.5, 1.0, 2.0)
+"""Heights over widths."""
+
+PER_CELL = len(SIZES) * len(RATIOS)
+
+
+def cell_anchors() -> Float[Tensor, "15 4"]:
+    """The anchors around the point (0, 0). detectron2 does not round them."""
+    anchors = []
+    for size in SIZES:
+        for ratio in RATIOS:
+            width = (size**2 / ratio) ** 0.5
+            height = ratio * width
+            anchors.append((-width / 2, -height / 2, width / 2, height / 2))
+    return torch.tensor(anchors)
+
+
+def anchors_of(features: Float[Tensor, "images channels rows columns"]) -> Float[Tensor, "n 4"]:
+    """All anchors of a map, the same for each of its images: the first cell's are around (0, 0)."""
+    rows, columns = features.shape[-2:]
+    y = torch.arange(rows, device=features.device).float() * STRIDE
+    x = torch.arange(columns, device=features.device).float() * STRIDE
+    y, x = torch.meshgrid(y, x, indexing="ij")
+    corners = torch.stack([x, y, x, y], dim=-1).reshape(-1, 1, 4)
+    return (corners + cell_anchors().to(features.device)).reshape(-1, 4)
