@@ -94,10 +94,16 @@ RECIPES: dict[str, Entry] = {
         "6-7 days on 4 V100",
     ),
     "cifar10": Entry(
-        cifar10, "ours", "k-NN: see docs/results.md", "about 35 minutes on 2 CPU cores"
+        cifar10,
+        "ours",
+        "k-NN: raw pixels 41.5, MoCo-v2 61.7, MoCHi 61.2 (one seed, docs/results.md)",
+        "35 minutes on 2 CPU cores",
     ),
     "demo": Entry(
-        demo, "ours", "k-NN 0.75 on shapes (docs/results.md)", "2 minutes on 2 CPU cores"
+        demo,
+        "ours",
+        "k-NN after 20 epochs: raw pixels 12.7, MoCo-v2 78.1, MoCHi 75.2 (one seed)",
+        "2 minutes on 2 CPU cores",
     ),
 }
 
