@@ -65,7 +65,7 @@ def demo(method: Method = "mochi", oracle: bool = False) -> PretrainConfig:
         model=ModelConfig(backbone="small", key_momentum=0.99),
         mix=MixConfig(num_hardest=128, num_pairs=128, num_with_query=16, warm_up_epochs=2),
         optimizer=OptimizerConfig(lr=0.12, weight_decay=5e-4),
-        train=TrainConfig(epochs=17, batch_size=128, queue_size=2048, log_every=20, knn_every=5),
+        train=TrainConfig(epochs=16, batch_size=128, queue_size=2048, log_every=20, knn_every=5),
     )
     return _with_method(config, method)
 
