@@ -1,6 +1,7 @@
 """Commands that judge or use a finished run, end to end on small real images."""
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from hardmix.config import DataConfig, ModelConfig, PretrainConfig, TrainConfig
 from hardmix.errors import InputError
 from hardmix.evaluations import finetune, linear
 from hardmix.evaluations.finetune import balanced_subset
-from hardmix.evaluations.subject import open_subject
+from hardmix.evaluations.subject import _num_classes, open_subject
 from hardmix.recipes import LINEAR_PRESETS
 from hardmix.runs import OWN_TRUNK, Run
 
@@ -310,3 +311,20 @@ def test_an_encoder_leaves_and_comes_back(run, tmp_path, capfd):
     assert torch.equal(ours, theirs)
     assert command(capfd, "export", run.path, "--format", "onxx", "--out", file)[0] == 2
     assert command(capfd, "import", tmp_path / "no.pth", "--out", tmp_path / "x")[0] == 2
+
+
+def test_training_and_test_images_must_have_the_same_two_classes_or_more(run, tmp_path):
+    for split, classes in {"train": "ab", "test": "a"}.items():
+        for name in classes:
+            for index in range(3):
+                file = tmp_path / "two" / split / name / f"{index}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (40, 40), (index * 9, 0, 0)).save(file)
+    data = DataConfig(root=str(tmp_path / "two"), image_size=32, workers=0)
+    assert open_subject(run.path, data).num_classes == 2  # a class without test images is fine
+    images = open_subject(run.path, data).train
+    fewer = dataclasses.replace(images, classes=("a",))
+    with pytest.raises(InputError, match="has 2 classes and .* 1"):
+        _num_classes(images, fewer)
+    with pytest.raises(InputError, match="1 class: an accuracy needs two"):
+        _num_classes(fewer, fewer)
