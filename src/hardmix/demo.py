@@ -104,8 +104,9 @@ def report(
     better = [name for name in METHODS if scores[name]["knn"] > floor]
     learnt = " and ".join(better) if better else "neither method"
     say(
-        f"After {epochs} epoch{'s' * (epochs != 1)} {learnt} told the classes apart better than raw pixels and the"
-        " untrained encoder do. One seed and a small network cannot show which method is better."
+        f"After {epochs} epoch{'s' * (epochs != 1)} {learnt} told the classes apart better than raw"
+        " pixels and the untrained encoder do. One seed and a small network cannot show which method"
+        " is better."
     )
     say(f"{seconds:.0f} s in all. Wrote {file} and")
     for run in runs.values():
