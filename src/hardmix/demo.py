@@ -105,8 +105,8 @@ def report(
     learnt = " and ".join(better) if better else "neither method"
     say(
         f"After {epochs} epoch{'s' * (epochs != 1)} {learnt} told the classes apart better than raw"
-        " pixels and the untrained encoder do. One seed and a small network cannot show which method"
-        " is better."
+        " pixels and the untrained encoder do. One seed and a small network cannot show which"
+        " method is better."
     )
     say(f"{seconds:.0f} s in all. Wrote {file} and")
     for run in runs.values():
