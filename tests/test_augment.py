@@ -278,3 +278,26 @@ def test_normalisation_is_imagenets_or_plain():
     assert (mean, std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     assert channel_statistics(1) == ((0.5,), (0.25,))
     assert normalise(torch.full((1, 2, 3, 3), 0.75), *channel_statistics(2)).unique().item() == 1
+
+
+def test_one_view_is_the_first_of_two():
+    images = torch.randint(0, 255, (6, 3, 40, 40), dtype=torch.uint8)
+    config, ids = DataConfig(image_size=32), torch.arange(6)
+    (alone,) = make_views(images, ids, config, 0, 1, views=1)
+    assert torch.equal(alone, make_views(images, ids, config, 0, 1)[0])
+    assert crop_views(images[0], 0, config, 0, 1, views=1).shape == (1, 3, 32, 32)
+
+
+def test_plain_views_are_cropped_and_flipped_and_no_more():
+    images = torch.randint(0, 255, (40, 3, 32, 32), dtype=torch.uint8)
+    config = DataConfig(image_size=32, augmentation="plain", min_scale=1.0)
+    (views,) = make_views(images, torch.arange(40), config, 0, 0, views=1)
+    mean, std = (torch.tensor(value).view(3, 1, 1) for value in channel_statistics(3))
+    pixels = ((views * std + mean) * 255).round()
+    whole = [
+        (torch.equal(view, image.float()), torch.equal(view, image.flip(2).float()))
+        for view, image in zip(pixels, images, strict=True)
+    ]
+    assert sum(same or flipped for same, flipped in whole) > 5  # a crop of another shape is neither
+    assert any(same for same, _ in whole)
+    assert any(flipped for _, flipped in whole)

@@ -6,22 +6,18 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from hardmix.config import DataConfig, Method, PretrainConfig
 from hardmix.console import say, table
 from hardmix.datasets import open_images
-from hardmix.encoders import build_encoder
 from hardmix.errors import InputError
 from hardmix.evaluations.knn import knn_accuracy
 from hardmix.evaluations.probe import probe_accuracy
-from hardmix.features import Features, extract, load_trunk
-from hardmix.precision import choose_compute
+from hardmix.evaluations.subject import Subject, baseline_trunk, open_subject
 from hardmix.pretrain import pretrain
 from hardmix.recipes import RECIPES
 from hardmix.runs import Run, versions, write_atomically
-from hardmix.stateless import seed_of
 
 METHODS: tuple[Method, ...] = ("moco-v2", "mochi")
 
@@ -38,21 +34,20 @@ def show(out: Path | None, data: DataConfig, *, epochs: int | None = None, seed:
     configs = {method: demo_config(method, data, epochs, seed) for method in METHODS}
     if out.exists() and any(out.iterdir()):
         raise InputError(f"--out {out} is not empty: choose another folder for the demonstration.")
-    test = open_images(configs["mochi"].data, "test", seed)
-    if test.labels is None:
-        raise InputError("the demonstration shows accuracies: it needs images with labels.")
+    open_images(configs["mochi"].data, "train", seed).labelled()  # said before, not after, training
     runs = {method: pretrain(config, out / method) for method, config in configs.items()}
-    config = configs["mochi"]
+    subjects = {method: open_subject(run.path) for method, run in runs.items()}
+    subject = subjects["mochi"]
     trunks: dict[str, nn.Module] = {
-        "raw pixels": nn.Flatten(),
-        "untrained encoder": untrained(config),
-        **{method: load_trunk(run) for method, run in runs.items()},
+        "raw pixels": baseline_trunk(subject, "pixels"),
+        "untrained encoder": baseline_trunk(subject, "untrained"),
+        **{method: each.encoder for method, each in subjects.items()},
     }
-    scores = {name: score(trunk, config) for name, trunk in trunks.items()}
+    scores = {name: score(trunk, subject) for name, trunk in trunks.items()}
     file = out / "demo.json"
     facts = {"scores": scores, "seed": seed, "versions": versions()}
     write_atomically(file, json.dumps(facts, indent=2).encode())
-    report(scores, config, runs, file, time.monotonic() - started)
+    report(scores, configs["mochi"], runs, file, time.monotonic() - started)
     return file
 
 
@@ -68,25 +63,12 @@ def demo_config(method: Method, data: DataConfig, epochs: int | None, seed: int)
     return replace(config, mix=mix, train=replace(config.train, epochs=epochs, seed=seed))
 
 
-def untrained(config: PretrainConfig) -> nn.Module:
-    """The encoder both runs start from."""
-    torch.manual_seed(seed_of("weights", config.train.seed))
-    encoder = build_encoder(config.model, config.data.channels)
-    return encoder.trunk
-
-
-def score(trunk: nn.Module, config: PretrainConfig) -> dict[str, float]:
+def score(trunk: nn.Module, subject: Subject) -> dict[str, float]:
     """k-NN and linear-probe accuracy of frozen features on the test images."""
-    train, test = (features_of(trunk, config, split) for split in ("train", "test"))
+    train = subject.features(trunk, subject.train, "training features")
+    test = subject.features(trunk, subject.test, "test features")
     data = train.features, train.labels, test.features, test.labels
     return {"knn": knn_accuracy(*data).top1, "linear": probe_accuracy(*data).top1}
-
-
-def features_of(trunk: nn.Module, config: PretrainConfig, split: str) -> Features:
-    """Features of a split."""
-    images = open_images(config.data, "test" if split == "test" else "train", config.train.seed)
-    compute = choose_compute(config.train.device, config.train.precision)
-    return extract(trunk, images, image_size=config.data.image_size, compute=compute)
 
 
 def report(

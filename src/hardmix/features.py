@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int, UInt8
 from PIL import Image
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from hardmix.augment import channel_statistics, evaluation_crop
@@ -19,6 +18,7 @@ from hardmix.images import convert_image, read_image
 from hardmix.loading import evaluation_batches
 from hardmix.precision import Compute
 from hardmix.runs import ENCODER_FORMAT, OWN_TRUNK, Run
+from hardmix.weight_files import read_safetensors
 
 
 class Features(NamedTuple):
@@ -84,12 +84,7 @@ def load_encoder(
 
 
 def _read_encoder(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    try:
-        with safe_open(file, "pt") as opened:
-            facts = opened.metadata() or {}
-            weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{file} cannot be read as an encoder: {error}.") from error
+    weights, facts, _ = read_safetensors(file)
     if facts.get("format") != ENCODER_FORMAT:
         raise InputError(
             f"{file} is no encoder of hardmix: hardmix import {file} --out RUN makes a run of"
@@ -109,11 +104,6 @@ def _load_exactly(trunk: nn.Module, weights: dict[str, Tensor], file: Path) -> N
                 f" tensors ({', '.join(names[:3])}): use the file and the network of one run."
             )
     trunk.load_state_dict(weights)
-
-
-def load_trunk(run: Run) -> nn.Module:
-    """The trained trunk of a run, on the CPU and in evaluation mode."""
-    return load_encoder(run.path).trunk
 
 
 @torch.no_grad()

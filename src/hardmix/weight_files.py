@@ -35,7 +35,7 @@ def read_weights(file: Path) -> Source:
             " .bin or .safetensors)."
         ) from error
     if start[8:9] == b"{":
-        return _read_safetensors(file)
+        return read_safetensors(file)
     try:
         with warnings.catch_warnings(action="ignore"):
             content = torch.load(file, map_location="cpu", weights_only=True)
@@ -44,7 +44,8 @@ def read_weights(file: Path) -> Source:
     return _unwrap(file, content)
 
 
-def _read_safetensors(file: Path) -> Source:
+def read_safetensors(file: Path) -> Source:
+    """Tensors of a safetensors file, and what it says of itself."""
     try:
         with safe_open(file, "pt") as opened:
             facts = opened.metadata() or {}
