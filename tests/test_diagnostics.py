@@ -19,6 +19,7 @@ from hardmix import (
     plan_mochi,
     proxy_accuracy,
 )
+from hardmix.diagnostics import similarity_histogram
 from reference import unit
 
 SIZES = st.tuples(st.integers(1, 5), st.integers(1, 12))
@@ -212,3 +213,10 @@ def test_a_share_of_no_points_is_nan():
         assert math.isnan(shares.pairs_both)
     none = pair._replace(base=torch.tensor([[-1]]))
     assert all(math.isnan(share) for share in false_parents(none, false_negative))
+
+
+def test_a_histogram_counts_every_finite_similarity_once():
+    values = torch.tensor([[-1.0, 1.0, 0.01], [-torch.inf, 1.0000001, -0.99]])
+    counts = similarity_histogram(values)
+    assert (len(counts), sum(counts)) == (80, 5)
+    assert (counts[0], counts[40], counts[79]) == (2, 1, 2)

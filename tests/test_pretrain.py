@@ -389,3 +389,19 @@ def test_images_of_other_channels_become_an_encoder(channels, ending, tmp_path, 
     assert code == 0, shown
     weights = load_file(tmp_path / "run" / "encoder.safetensors")
     assert weights["conv1.weight"].shape[1] == channels
+
+
+def test_hardness_is_recorded_at_a_few_epochs_and_repeats_after_a_resume(tmp_path):
+    whole = pretrain(tiny(), tmp_path / "whole").hardness()
+    assert [line["epoch"] for line in whole] == [0, 1]
+    for line in whole:
+        assert sum(line["positive"]) == 16
+        assert sum(line["hardest"]) == 16 * 16
+        probability = line["matching_probability"]
+        assert len(probability) == 64
+        assert probability == sorted(probability, reverse=True)
+    assert "pairs" not in whole[0]  # warm-up
+    assert sum(whole[1]["pairs"]) == 16 * 8
+    assert sum(whole[1]["with_query"]) == 16 * 4
+    pretrain(tiny(train={"stop_epoch": 1}), tmp_path / "stopped")
+    assert pretrain(tiny(), tmp_path / "stopped", resume=True).hardness() == whole

@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 
 from hardmix import InputError
-from hardmix.schedules import cosine, decreasing, mixing_started, step
+from hardmix.schedules import cosine, decreasing, mixing_started, shown_epochs, step
 
 
 @pytest.mark.parametrize("epochs", [1, 200, 800])
@@ -81,3 +81,10 @@ def test_decreasing_is_a_line_from_start_to_end_and_flat_outside():
 def test_a_schedule_without_a_length_is_refused(schedule, epochs):
     with pytest.raises(InputError, match=f"epochs={epochs} must be above 0"):
         schedule(0, epochs)
+
+
+def test_shown_epochs_are_the_first_the_last_and_evenly_between():
+    assert shown_epochs(1) == [0]
+    assert shown_epochs(3) == [0, 1, 2]
+    assert shown_epochs(200, 5) == [0, 50, 100, 149, 199]
+    assert len(shown_epochs(200)) == 10

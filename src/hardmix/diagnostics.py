@@ -16,6 +16,9 @@ from hardmix.mixing import NO_POINT, MixPlan, hardest_negatives
 TOP = 1024
 """The highest negatives that Fig. 2a and 2c look at."""
 
+BINS = 80
+"""Of a histogram of similarities, from -1 to 1."""
+
 
 class ProxyAccuracy(NamedTuple):
     """Sec. 3.2: share of queries whose key is ranked strictly over all negatives."""
@@ -97,6 +100,13 @@ def false_parents(plan: MixPlan, false_negative: Bool[Tensor, "batch K"]) -> Fal
         pairs_both=_share((base & partner)[made & pair]),
         with_query=_share(base[made & ~pair]),
     )
+
+
+def similarity_histogram(similarity: Float[Tensor, "..."]) -> list[int]:
+    """How many similarities are in each of `BINS` equal parts of [-1, 1]; -inf is none."""
+    values = similarity.detach().float().flatten().cpu()
+    values = values[values.isfinite()].clamp(-1, 1)
+    return [int(count) for count in torch.histc(values, bins=BINS, min=-1.0, max=1.0)]
 
 
 def _shown(real: Tensor, exclude: Tensor | None) -> Tensor:

@@ -1,7 +1,8 @@
 """What a step minimises: MoCo and MoCHi (Sec. 3.1, 4), or cross-entropy for the upper bound.
 
-Both have the same four verbs, which the loop in pretrain.py calls: `backward` computes gradients,
-`remember` stores what the next step needs, `trunk` is what is kept, `describe` says what happened.
+Both have the same verbs, which the loop in pretrain.py calls: `backward` computes gradients,
+`remember` stores what the next step needs, `trunk` is what is kept, `describe` and `hardness` say
+what happened.
 """
 
 import math
@@ -14,7 +15,13 @@ from torch.nn.functional import cross_entropy
 
 from hardmix.config import MixConfig, PretrainConfig, QueueStart
 from hardmix.contrast import Contrast
-from hardmix.diagnostics import false_negatives_top, false_parents, proxy_accuracy
+from hardmix.diagnostics import (
+    false_negatives_top,
+    false_parents,
+    matching_probability,
+    proxy_accuracy,
+    similarity_histogram,
+)
 from hardmix.distributed import gather, rank, world_size
 from hardmix.encoders import QueryKeyPair, build_encoder, encode_keys
 from hardmix.loading import Batch
@@ -124,6 +131,26 @@ class Contrastive(nn.Module):
                 described["synthetic_query_false"] = parents.with_query
         return {name: float(value) for name, value in described.items()}
 
+    @torch.no_grad()
+    def hardness(self) -> dict[str, list[float] | list[int]]:
+        """Fig. 2a of the last step, and how similar positives, negatives and points are."""
+        assert self.last is not None
+        outcome, plan, batch = self.last
+        exclude = self._exclude(batch)
+        temperature = self.config.train.temperature
+        probability = matching_probability(outcome, temperature, exclude)
+        real = outcome.real if exclude is None else outcome.real.masked_fill(exclude, -torch.inf)
+        hardest = real.topk(min(self.config.mix.num_hardest, real.shape[1]), dim=1).values
+        histograms = {"positive": outcome.positive, "hardest": hardest}
+        if plan is not None:
+            pair = plan.partner >= 0
+            histograms["pairs"] = outcome.synthetic[pair]
+            histograms["with_query"] = outcome.synthetic[~pair]
+        return {
+            "matching_probability": [float(f"{value:.5g}") for value in probability.tolist()],
+            **{name: similarity_histogram(values) for name, values in histograms.items()},
+        }
+
     def _exclude(self, batch: Batch) -> Tensor | None:
         masks = []
         if self.config.oracle:
@@ -205,6 +232,9 @@ class Supervised(nn.Module):
     def describe(self) -> dict[str, float]:
         """Accuracy on the last batch."""
         return {"train_accuracy": self.accuracy}
+
+    def hardness(self) -> None:
+        """Nothing: there are no negatives."""
 
 
 def choose_strategy(mix: MixConfig, epoch: float, epochs: float) -> Strategy:

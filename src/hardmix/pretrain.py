@@ -28,7 +28,7 @@ from hardmix.narration import (
 from hardmix.objectives import Contrastive, Moment, Supervised
 from hardmix.precision import Compute, choose_compute
 from hardmix.runs import OWN_TRUNK, Run, optimizer_tensors, restore_optimizer
-from hardmix.schedules import cosine, step
+from hardmix.schedules import cosine, shown_epochs, step
 from hardmix.stateless import seed_of
 from hardmix.workers import dead_workers_named
 
@@ -70,6 +70,7 @@ def pretrain(
         for epoch in range(training.step // steps, epochs):
             set_learning_rate(training.optimizer, config, epoch)
             train_epoch(training, epoch, meter)
+            record_hardness(training, epoch)
             every = config.train.knn_every
             if every and ((epoch + 1) % every == 0 or epoch + 1 == epochs):
                 measure_knn(training, epoch)
@@ -149,6 +150,15 @@ def log(training: Training, line: dict[str, Any]) -> None:
     """One line of metrics.jsonl, and TensorBoard's copy."""
     training.run.log(line)
     training.board.show(line)
+
+
+def record_hardness(training: Training, epoch: int) -> None:
+    """Fig. 2a's numbers of an epoch's last step, at a few epochs of the run."""
+    config = training.config
+    if epoch in shown_epochs(config.train.epochs) or epoch + 1 == last_epoch(config):
+        measured = training.objective.hardness()
+        if measured is not None:
+            training.run.log_hardness({"step": training.step, "epoch": epoch, **measured})
 
 
 def check_data(config: PretrainConfig, images: ImageSet | None) -> None:

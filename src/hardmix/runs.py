@@ -1,4 +1,6 @@
-"""A run is a folder: config.json, metrics.jsonl, checkpoints/, results/, encoder.safetensors.
+"""A run is a folder: config.json, metrics.jsonl, hardness.jsonl, checkpoints/, results/, figures/.
+
+The encoder that is kept is encoder.safetensors.
 
 A checkpoint is a safetensors file and a JSON manifest with its sha256, written in that order, each
 to a temporary file that is synced and renamed: it exists whole or not at all. The two newest are
@@ -42,8 +44,10 @@ class Run:
         self.path = Path(path)
         self.config_file = self.path / "config.json"
         self.metrics_file = self.path / "metrics.jsonl"
+        self.hardness_file = self.path / "hardness.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.results = self.path / "results"
+        self.figures = self.path / "figures"
         self.encoder_file = self.path / "encoder.safetensors"
 
     @classmethod
@@ -76,25 +80,26 @@ class Run:
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Append one object to metrics.jsonl."""
-        with self.metrics_file.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        _append(self.metrics_file, line)
+
+    def log_hardness(self, line: Mapping[str, Any]) -> None:
+        """Append one object to hardness.jsonl: what Fig. 2a shows, at a few epochs."""
+        _append(self.hardness_file, line)
 
     def metrics(self) -> list[dict[str, Any]]:
         """All lines of metrics.jsonl; a half-written last one is left out."""
-        if not self.metrics_file.exists():
-            return []
-        lines = []
-        for text in self.metrics_file.read_text().splitlines():
-            try:
-                lines.append(json.loads(text))
-            except json.JSONDecodeError:
-                continue
-        return lines
+        return _lines(self.metrics_file)
+
+    def hardness(self) -> list[dict[str, Any]]:
+        """All lines of hardness.jsonl."""
+        return _lines(self.hardness_file)
 
     def forget_after(self, step: int) -> None:
-        """Drop metrics of steps that a resumed run will take again."""
-        kept = [json.dumps(line) + "\n" for line in self.metrics() if line["step"] <= step]
-        write_atomically(self.metrics_file, "".join(kept).encode())
+        """Drop what was logged of steps that a resumed run will take again."""
+        for file in (self.metrics_file, self.hardness_file):
+            kept = [json.dumps(line) + "\n" for line in _lines(file) if line["step"] <= step]
+            if file.exists():
+                write_atomically(file, "".join(kept).encode())
 
     def write_encoder(
         self, trunk: nn.Module, config: PretrainConfig, backbone: str | None = None
@@ -161,6 +166,23 @@ class Run:
                 " their checksums; start again in another folder."
             )
         return None
+
+
+def _append(file: Path, line: Mapping[str, Any]) -> None:
+    with file.open("a") as out:
+        out.write(json.dumps(line) + "\n")
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    if not file.exists():
+        return []
+    lines = []
+    for text in file.read_text().splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            continue
+    return lines
 
 
 def versions() -> dict[str, str]:

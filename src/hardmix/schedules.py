@@ -38,6 +38,14 @@ def decreasing(epoch: float, epochs: float, start: float = 100.0, end: float = 0
     return start + (end - start) * min(max(epoch / epochs, 0.0), 1.0)
 
 
+def shown_epochs(epochs: int, number: int = 10) -> list[int]:
+    """Fig. 2a: the epochs, from 0, whose hardness is recorded; the first, the last, and between."""
+    number = min(number, epochs)
+    if number <= 1:
+        return [epochs - 1]
+    return [round(index * (epochs - 1) / (number - 1)) for index in range(number)]
+
+
 def _check_epochs(epochs: float) -> None:
     if not epochs > 0:
         raise InputError(f"epochs={epochs} must be above 0: a schedule has a length.")
