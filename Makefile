@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test check format docs bench clean
+.PHONY: demo test check format docs bench torture clean
 
 demo: $(READY)
 	$(BIN)/hardmix demo
@@ -28,6 +28,9 @@ docs: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/loss.py
+
+torture: $(READY)
+	$(BIN)/python benchmarks/torture.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'hardmix needs Python 3.11 or newer: make PYTHON=python3.12')"

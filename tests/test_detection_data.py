@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hardmix import InputError
+from hardmix.detection_config import COCO_SIDES, TEST_SIDE, VOC_SIDES
 from hardmix.evaluations.detection.coco_data import annotation_file, open_coco, read_coco
 from hardmix.evaluations.detection.coco_eval import coco_ap
 from hardmix.evaluations.detection.samples import (
@@ -26,8 +27,6 @@ from hardmix.evaluations.detection.samples import (
     found_objects,
 )
 from hardmix.evaluations.detection.transforms import (
-    COCO_SIDES,
-    VOC_SIDES,
     Geometry,
     draw_geometry,
     grouped_batches,
@@ -501,7 +500,7 @@ def test_training_input(tmp_path):
 
 def test_test_input(tmp_path):
     Image.new("RGB", (40, 30)).save(tmp_path / "a.png")
-    made = plain_input(sample(tmp_path / "a.png", boxes=[[1, 2, 3, 4]]))
+    made = plain_input(sample(tmp_path / "a.png", boxes=[[1, 2, 3, 4]]), TEST_SIDE)
     assert made.image.shape == (3, 800, 1067)
     assert made.boxes.shape == (0, 4)
     assert made.sample.boxes.shape == (1, 4)
@@ -510,7 +509,7 @@ def test_test_input(tmp_path):
 def test_sizes_that_differ_from_the_annotation_and_masks_that_are_not_there(tmp_path):
     Image.new("RGB", (41, 30)).save(tmp_path / "a.png")
     with pytest.raises(InputError, match=r"has 41 x 30 pixels, but its annotation says 40 x 30"):
-        plain_input(sample(tmp_path / "a.png"))
+        plain_input(sample(tmp_path / "a.png"), TEST_SIDE)
     one = sample(tmp_path / "a.png", width=41, boxes=[[1, 2, 3, 4]])
     with pytest.raises(InputError, match="has boxes but no masks"):
         training_input(one, (60,), 0, 0, with_masks=True)

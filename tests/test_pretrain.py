@@ -15,9 +15,10 @@ from hardmix.config import PretrainConfig
 from hardmix.errors import InputError
 from hardmix.objectives import Contrastive, Moment, choose_strategy
 from hardmix.precision import choose_compute
-from hardmix.pretrain import prepare, pretrain
+from hardmix.pretrain import prepare, pretrain, start
 from hardmix.recipes import RECIPES
 from hardmix.runs import Run
+from hardmix.signals import StopRequest
 
 TINY = {
     "data": {"num_images": 96, "image_size": 32},
@@ -164,9 +165,9 @@ def test_accumulated_gradients_have_the_same_shape_and_enqueue_every_key():
 
 
 def test_prefill_fills_the_queue_before_the_first_step(tmp_path):
-    training = prepare(
-        tiny(train={"queue_start": "prefill"}), tmp_path / "run", resume=False, trunk=None
-    )
+    config = tiny(train={"queue_start": "prefill"})
+    training = prepare(config, Run(tmp_path / "run"), stop=StopRequest())
+    start(training, resume=False)
     assert training.objective.memory.unfilled() is None
 
 
@@ -351,6 +352,10 @@ def test_the_demo_in_a_reduced_form(tmp_path, capfd):
         assert word in shown
     scores = json.loads((tmp_path / "demo" / "demo.json").read_text())["scores"]
     assert all(0 < score["knn"] <= 1 for score in scores.values())
+    page = (tmp_path / "demo" / "report.html").read_text()
+    assert all(f">{100 * scores[name]['knn']:.1f}<" in page for name in scores)
+    assert "data:image/webp" in page  # the gallery
+    assert str(tmp_path / "demo" / "report.html") in shown
 
 
 def test_tensorboard_holds_what_metrics_jsonl_holds(tmp_path):

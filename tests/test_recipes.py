@@ -15,7 +15,7 @@ from hardmix.config import (
 )
 from hardmix.errors import InputError
 from hardmix.recipes import RECIPES
-from hardmix.runs import MAY_CHANGE, Run, check_resumable, read_config, to_json
+from hardmix.runs import Run, check_resumable, read_config, to_json
 
 METHODS = ["moco-v1", "moco-v2", "mochi", "supervised"]
 
@@ -146,8 +146,3 @@ def test_resume_takes_what_may_change_and_refuses_the_rest_by_name(tmp_path):
         InputError, match=r"model\.backbone cannot change from resnet50 to resnet18"
     ):
         check_resumable(tmp_path / "run", other)
-
-
-def test_every_setting_that_may_change_exists():
-    for group, name in MAY_CHANGE:
-        assert hasattr(getattr(PretrainConfig(), group), name)

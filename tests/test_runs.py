@@ -88,6 +88,32 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_a_flipped_digit_in_the_manifest_is_noticed_too(run):
+    save(run, 1)
+    save(run, 2)
+    file = run.checkpoints / "step-00000002.json"
+    file.write_text(file.read_text().replace('"note": 2', '"note": 3'))
+    checkpoint = run.load_checkpoint()
+    assert checkpoint.manifest["step"] == 1
+    assert checkpoint.broken == ["step-00000002.json"]
+
+
+def test_a_checkpoint_of_a_newer_format_is_refused_with_its_version(run, monkeypatch):
+    monkeypatch.setattr("hardmix.checkpoints.FORMAT", 99)
+    save(run, 1)
+    monkeypatch.undo()
+    with pytest.raises(InputError, match=r"format 99, .* resume with hardmix \d"):
+        run.load_checkpoint()
+
+
+def test_logs_go_back_to_the_length_they_had(run):
+    run.log({"step": 1})
+    lengths = run.log_lengths()
+    run.log({"step": 1, "knn": 0.5})
+    run.forget_after(1, lengths)
+    assert run.metrics() == [{"step": 1}]
+
+
 def test_metrics_survive_a_half_written_line_and_forget_steps_to_be_taken_again(run):
     for step in (1, 2, 3):
         run.log({"step": step})

@@ -7,22 +7,25 @@ import difflib
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, NoReturn, cast, get_args
+from typing import Annotated, Any, Literal, NoReturn, cast, get_args
 
 import tyro
 
-from hardmix import __version__, evaluation_commands
+from hardmix import __version__, analysis_commands, evaluation_commands, report_commands
 from hardmix.config import DataConfig, Method, PretrainConfig
-from hardmix.errors import InputError
+from hardmix.errors import InputError, UnfinishedError
+from hardmix.launch import launched
 from hardmix.recipes import RECIPES
 
 DESCRIPTION = f"hardmix {__version__}: contrastive pre-training with hard negative mixing (MoCHi)."
 SHAPES = DataConfig(name="shapes", image_size=32, blur=False)
 
 Help = tyro.conf.arg
+Resume = Literal["no", "yes", "auto"]
 
 
 def pretrain(arguments: list[str]) -> None:
@@ -38,17 +41,24 @@ def pretrain(arguments: list[str]) -> None:
         """
 
         out: Annotated[Path, Help(help="the run's folder")]
-        resume: Annotated[bool, Help(help="go on with the run in that folder")] = False
+        resume: Annotated[Resume, Help(help="go on with the run there; auto: start or go on")] = (
+            "no"
+        )
+        allow_changed_data: Annotated[bool, Help(help="resume though images changed")] = False
         config: Annotated[Path | None, Help(help="run a saved config.json again")] = None
         settings: Annotated[PretrainConfig, Help(name="")] = base
 
-    options = tyro.cli(Pretrain, prog="hardmix pretrain RECIPE", args=rest)
-    from hardmix.pretrain import pretrain as run
-    from hardmix.runs import check_resumable
+    options = tyro.cli(Pretrain, prog="hardmix pretrain RECIPE", args=rest, **_quiet())
+    train = options.settings.train
+    with _all_processes(train.device, train.timeout):
+        from hardmix.pretrain import pretrain as run
 
-    if options.resume:
-        check_resumable(options.out, options.settings)
-    run(options.settings, options.out, resume=options.resume)
+        run(
+            options.settings,
+            options.out,
+            resume="auto" if options.resume == "auto" else options.resume == "yes",
+            allow_changed_data=options.allow_changed_data,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +143,12 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "knn": evaluation_commands.knn,
     "linear": evaluation_commands.linear,
     "finetune": evaluation_commands.finetune,
+    "detect": evaluation_commands.detect,
     "features": evaluation_commands.features,
     "neighbours": evaluation_commands.neighbours,
+    "analyze": analysis_commands.analyze,
+    "toy": analysis_commands.toy,
+    "report": report_commands.report,
     "export": evaluation_commands.export,
     "import": import_,
     "imagenet100": imagenet100,
@@ -142,21 +156,31 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 }
 
 
+SHARED = ("pretrain", "knn", "linear", "detect", "features")
+"""Commands that many processes do together; `pretrain` joins them by itself."""
+
+
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Exit status: 0 done; 2 bad input, with one message; 1 a defect of ours, with a traceback."""
+    """Exit status: 0 done; 2 bad input, with one message; 1 a defect of ours, with a traceback.
+
+    75 stopped before the end, by a signal or because another process was lost: --resume goes on.
+    130 ended by a second Ctrl-C.
+    """
     # Before torch is imported: threads that wait should soon sleep. Where other processes are busy
     # too, threads that spin for long bring training to a halt (docs/performance.md).
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    # Of a connection that breaks torch prints pages; we say which rank is lost.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["--"]:  # torchrun -m hardmix -- pretrain ...
         arguments = arguments[1:]
     try:
         _dispatch(arguments)
-    except InputError as error:
+    except (InputError, UnfinishedError) as error:
         from hardmix.console import complain
 
         complain(str(error))
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, InputError) else 75)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception:
@@ -175,7 +199,37 @@ def _dispatch(arguments: list[str]) -> None:
     name, rest = arguments[0], arguments[1:]
     if name not in COMMANDS:
         raise InputError(f"there is no command {name!r}: {_nearest(name, list(COMMANDS))}.")
-    COMMANDS[name](rest)
+    launch = launched()
+    if launch is None or name == "pretrain":
+        COMMANDS[name](rest)
+        return
+    if name not in SHARED and launch.rank:
+        sys.exit(2)  # rank 0 says why
+    if name not in SHARED:
+        raise InputError(
+            f"hardmix {name} runs in one process: start it without torchrun or srun. Many can share"
+            f" {', '.join(SHARED)}."
+        )
+    with _all_processes():
+        COMMANDS[name](rest)
+
+
+@contextmanager
+def _all_processes(device: str = "auto", timeout: float = 300.0) -> Iterator[None]:
+    """Join the processes that torchrun or srun has started; only rank 0 speaks."""
+    launch = launched()
+    from hardmix.console import speak_as
+    from hardmix.joining import joined
+
+    speak_as(0 if launch is None else launch.rank)
+    with joined(launch, device, timeout):
+        yield
+
+
+def _quiet() -> dict[str, Any]:
+    """Only rank 0 prints what is wrong with the command line: it is the same for all."""
+    launch = launched()
+    return {"console_outputs": launch is None or launch.rank == 0}
 
 
 def _print_help() -> None:
@@ -196,13 +250,21 @@ def _nearest(name: str, known: list[str]) -> str:
 
 def _base_config(arguments: list[str]) -> tuple[PretrainConfig, list[str]]:
     """The config whose settings are the defaults: of a recipe, a saved file, or a run."""
-    rest = list(arguments)
+    rest = _with_resume(arguments)
     named = rest.pop(0) if rest and not rest[0].startswith("-") else _value(rest, "--recipe")
     if named is not None and named not in RECIPES:
         raise InputError(f"there is no recipe {named!r}: {_nearest(named, list(RECIPES))}.")
     saved = _value(rest, "--config")
-    if saved is None and "--resume" in rest and _value(rest, "--out") is not None:
-        saved = str(Path(str(_value(rest, "--out"))) / "config.json")
+    resume, out = _value(rest, "--resume") or "no", _value(rest, "--out")
+    if saved is None and resume != "no" and out is not None:
+        file = Path(out) / "config.json"
+        if resume == "yes" or file.exists():
+            saved = str(file)
+        if resume == "yes" and not file.exists():
+            raise InputError(
+                f"--out {out} holds no run to resume (no config.json): start it without --resume,"
+                " or with --resume auto, which starts or goes on."
+            )
     if saved is not None:
         from hardmix.runs import read_config
 
@@ -219,6 +281,18 @@ def _base_config(arguments: list[str]) -> tuple[PretrainConfig, list[str]]:
     if config.data.name == "shapes" and _value(rest, "--data.root") is not None:
         config = replace(config, data=replace(config.data, name=None))  # recognised by its root
     return config, rest
+
+
+def _with_resume(arguments: list[str]) -> list[str]:
+    """`--resume` alone means yes, `--no-resume` no."""
+    words = []
+    for index, word in enumerate(arguments):
+        words += ["--resume", "no"] if word == "--no-resume" else [word]
+        if word == "--resume" and arguments[index + 1 : index + 2] not in [
+            [choice] for choice in get_args(Resume)
+        ]:
+            words.append("yes")
+    return words
 
 
 def _value(arguments: list[str], option: str) -> str | None:

@@ -44,6 +44,7 @@ ProbeSolver = Literal["lbfgs", "sgd"]
 Head = Literal["linear", "mlp"]
 Schedule = Literal["cosine", "step"]
 Precision = Literal["auto", "fp32", "bf16"]
+OnNan = Literal["stop", "skip"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +75,9 @@ class DataConfig:
     """Processes that decode image files; sets held in memory need none."""
 
     def __post_init__(self) -> None:
-        _above(self, "data", num_images=0, image_size=7, max_pixels=0, workers=-1)
-        _between(self, "data", 1, 16, "channels")
-        _between(self, "data", 0.0, 1.0, "min_scale", "max_unreadable")
+        check_above(self, "data", num_images=0, image_size=7, max_pixels=0, workers=-1)
+        check_between(self, "data", 1, 16, "channels")
+        check_between(self, "data", 0.0, 1.0, "min_scale", "max_unreadable")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,7 @@ class ModelConfig:
 
     backbone: str = "resnet50"
     """A torchvision ResNet (resnet18 ... wide_resnet101_2), the same with '-cifar' for 32 pixel
-    images, 'small' (made for CPUs), or 'timm:NAME'."""
+    images, 'small' (made for CPUs), 'resnet18-narrow' (a quarter as wide), or 'timm:NAME'."""
     head: Head = "mlp"
     """What is between trunk and loss: MoCo-v2's two layers, or MoCo-v1's one."""
     dim: int = 128
@@ -97,8 +98,8 @@ class ModelConfig:
     batch norm over as many GPUs. 1 lets the batch statistics give the answer away."""
 
     def __post_init__(self) -> None:
-        _above(self, "model", dim=0, key_bn_splits=0)
-        _between(self, "model", 0.0, 1.0, "key_momentum")
+        check_above(self, "model", dim=0, key_bn_splits=0)
+        check_between(self, "model", 0.0, 1.0, "key_momentum")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +130,9 @@ class MixConfig:
     """X at the end of training, on a line between; unset: it stays."""
 
     def __post_init__(self) -> None:
-        _above(self, "mix", num_hardest=0, num_pairs=-1, num_with_query=-1, warm_up_epochs=-1)
-        _above(self, "mix", warm_up_steps=-1, sampling_temperature=0)
-        _between(self, "mix", 0.0, 100.0, "percentage", "percentage_end")
+        check_above(self, "mix", num_hardest=0, num_pairs=-1, num_with_query=-1, warm_up_epochs=-1)
+        check_above(self, "mix", warm_up_steps=-1, sampling_temperature=0)
+        check_between(self, "mix", 0.0, 100.0, "percentage", "percentage_end")
         if self.num_pairs > 0 and self.num_hardest < 2:
             raise InputError(
                 f"mix.num_pairs={self.num_pairs} with mix.num_hardest={self.num_hardest}: a pair"
@@ -153,8 +154,8 @@ class OptimizerConfig:
     """Epochs at which the step schedule divides by ten."""
 
     def __post_init__(self) -> None:
-        _above(self, "optimizer", lr=0, weight_decay=-1e-12)
-        _between(self, "optimizer", 0.0, 1.0, "momentum")
+        check_above(self, "optimizer", lr=0, weight_decay=-1e-12)
+        check_between(self, "optimizer", 0.0, 1.0, "momentum")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,13 +188,22 @@ class TrainConfig:
     knn_every: int = 10
     """Epochs between two k-NN accuracies, where labels exist; 0: never."""
     save_every: int = 1
-    """Epochs between two checkpoints."""
+    """Epochs between two checkpoints; the last two are kept, and the best by k-NN."""
+    save_minutes: float = 30.0
+    """Minutes between two checkpoints within an epoch; 0: none."""
+    keep_every: int = 0
+    """Epochs between two checkpoints that are never deleted; 0: none."""
+    on_nan: OnNan = "stop"
+    """What a loss or gradient does that is no number: stop the run, or skip the step."""
+    timeout: float = 300.0
+    """Seconds that processes wait for one that is silent, before the run ends."""
     tensorboard: bool = False
     """Write RUN/tensorboard beside metrics.jsonl; needs hardmix[tensorboard]."""
 
     def __post_init__(self) -> None:
-        _above(self, "train", epochs=0, stop_epoch=0, batch_size=0, accumulate=0, queue_size=0)
-        _above(self, "train", temperature=0, log_every=0, knn_every=-1, save_every=0, seed=-1)
+        check_above(self, "train", epochs=0, stop_epoch=0, batch_size=0, accumulate=0, queue_size=0)
+        check_above(self, "train", temperature=0, log_every=0, knn_every=-1, save_every=0, seed=-1)
+        check_above(self, "train", save_minutes=-1e-12, keep_every=-1, timeout=0)
         if self.batch_size % self.accumulate:
             raise InputError(
                 f"train.accumulate={self.accumulate} does not divide"
@@ -245,8 +255,8 @@ class LinearConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _above(self, "linear", epochs=0, batch_size=0, lr=0, seed=-1)
-        _between(self, "linear", 0.0, 1.0, "min_scale")
+        check_above(self, "linear", epochs=0, batch_size=0, lr=0, seed=-1)
+        check_between(self, "linear", 0.0, 1.0, "min_scale")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,18 +275,21 @@ class FinetuneConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _above(self, "finetune", labels=0, epochs=0, batch_size=0, lr=0, classifier_lr=0, seed=-1)
-        _between(self, "finetune", 0.0, 1.0, "labels", "min_scale")
+        check_above(self, "finetune", labels=0, epochs=0, batch_size=0, lr=0)
+        check_above(self, "finetune", classifier_lr=0, seed=-1)
+        check_between(self, "finetune", 0.0, 1.0, "labels", "min_scale")
 
 
-def _above(config: object, prefix: str, **limits: float) -> None:
+def check_above(config: object, prefix: str, **limits: float) -> None:
+    """Refuse a setting that is not above its limit, by its name on the command line."""
     for name, limit in limits.items():
         value = getattr(config, name)
         if value is not None and not (math.isfinite(value) and value > limit):
             raise InputError(f"{prefix}.{name}={value} must be a finite number above {limit}.")
 
 
-def _between(config: object, prefix: str, low: float, high: float, *names: str) -> None:
+def check_between(config: object, prefix: str, low: float, high: float, *names: str) -> None:
+    """Refuse a setting outside of its limits, by its name on the command line."""
     for name in names:
         value = getattr(config, name)
         if value is not None and not low <= value <= high:

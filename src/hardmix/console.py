@@ -13,6 +13,14 @@ QUIET_SECONDS = 20.0
 
 _out = Console(highlight=False)
 _err = Console(stderr=True, highlight=False)
+_rank = 0
+
+
+def speak_as(rank: int) -> None:
+    """Of many processes only rank 0 speaks; the others say only why they end, with their rank."""
+    global _rank
+    _rank = rank
+    _out.quiet = rank > 0
 
 
 def say(text: str) -> None:
@@ -22,12 +30,14 @@ def say(text: str) -> None:
 
 def warn(text: str) -> None:
     """One line on standard error that does not stop anything."""
-    _err.print(f"warning: {text}", markup=False, soft_wrap=True)
+    if _rank == 0:
+        _err.print(f"warning: {text}", markup=False, soft_wrap=True)
 
 
 def complain(text: str) -> None:
     """One line on standard error: why nothing more happens."""
-    _err.print(f"hardmix: {text}", markup=False, soft_wrap=True)
+    who = f"hardmix: rank {_rank}: " if _rank else "hardmix: "
+    _err.print(f"{who}{text}", markup=False, soft_wrap=True)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -63,7 +73,7 @@ class Meter:
 @contextmanager
 def progress(title: str, total: int, done: int = 0) -> Iterator[Meter]:
     """Show the progress of a long job, with the time it will still take."""
-    if not _out.is_terminal:
+    if _rank or not _out.is_terminal:
         yield Meter(None, title, total, done)
         return
     columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn()

@@ -1,32 +1,46 @@
-"""MoCo-v2 and MoCHi trained on the embedded shapes, or CIFAR-10, beside what needs no training."""
+"""MoCo-v2 and MoCHi trained on the embedded shapes, or CIFAR-10, beside what needs no training.
+
+It ends with a page: the report of both runs.
+"""
 
 import json
 import time
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
+from hardmix.analyses.gallery import look_at_queue
+from hardmix.analyses.records import read_records
+from hardmix.analyze import sketch
 from hardmix.config import DataConfig, Method, PretrainConfig
 from hardmix.console import say, table
 from hardmix.datasets import open_images
 from hardmix.errors import InputError
+from hardmix.evaluations.accuracy import Accuracy
 from hardmix.evaluations.knn import knn_accuracy
 from hardmix.evaluations.probe import probe_accuracy
 from hardmix.evaluations.subject import Subject, baseline_trunk, open_subject
+from hardmix.figures import check_installed, save
 from hardmix.pretrain import pretrain
 from hardmix.recipes import RECIPES
+from hardmix.report.page import write_report
 from hardmix.runs import Run, versions, write_atomically
 
 METHODS: tuple[Method, ...] = ("moco-v2", "mochi")
+
+NEIGHBOURS = 200
+TEMPERATURE = 0.07
+"""Of the k-NN's votes."""
 
 CIFAR_EPOCHS = 8
 """Enough to see it learn; the recipe's own length takes half an hour for each method."""
 
 
 def show(out: Path | None, data: DataConfig, *, epochs: int | None = None, seed: int = 0) -> Path:
-    """Train both, evaluate four encoders with k-NN and a linear probe, and print one table."""
+    """Train both, evaluate four encoders with k-NN and a linear probe; a table and a page."""
     started = time.monotonic()
     if out is None:
         names = (f"demo-{number}" if number > 1 else "demo" for number in count(1))
@@ -43,11 +57,17 @@ def show(out: Path | None, data: DataConfig, *, epochs: int | None = None, seed:
         "untrained encoder": baseline_trunk(subject, "untrained"),
         **{method: each.encoder for method, each in subjects.items()},
     }
-    scores = {name: score(trunk, subject) for name, trunk in trunks.items()}
+    found = {name: score(trunk, subject) for name, trunk in trunks.items()}
+    scores = {name: {k: v.top1 for k, v in each.items()} for name, each in found.items()}
     file = out / "demo.json"
     facts = {"scores": scores, "seed": seed, "versions": versions()}
     write_atomically(file, json.dumps(facts, indent=2).encode())
-    report(scores, configs["mochi"], runs, file, time.monotonic() - started)
+    for method, run in runs.items():
+        write_results(run, found[method], found, subject)
+        draw(run)
+    tell(scores, configs["mochi"], runs, file, time.monotonic() - started)
+    page = write_report([run.path for run in runs.values()], out / "report.html")
+    say(f"Open it in a browser: {page.absolute().as_uri()}")
     return file
 
 
@@ -63,15 +83,45 @@ def demo_config(method: Method, data: DataConfig, epochs: int | None, seed: int)
     return replace(config, mix=mix, train=replace(config.train, epochs=epochs, seed=seed))
 
 
-def score(trunk: nn.Module, subject: Subject) -> dict[str, float]:
+def score(trunk: nn.Module, subject: Subject) -> dict[str, Accuracy]:
     """k-NN and linear-probe accuracy of frozen features on the test images."""
     train = subject.features(trunk, subject.train, "training features")
     test = subject.features(trunk, subject.test, "test features")
     data = train.features, train.labels, test.features, test.labels
-    return {"knn": knn_accuracy(*data).top1, "linear": probe_accuracy(*data).top1}
+    knn = knn_accuracy(*data, k=NEIGHBOURS, temperature=TEMPERATURE)
+    return {"knn": knn, "linear": probe_accuracy(*data)}
 
 
-def report(
+def write_results(
+    run: Run, own: dict[str, Accuracy], found: dict[str, dict[str, Accuracy]], subject: Subject
+) -> None:
+    """What `hardmix knn` and `hardmix linear` would leave in the run's folder."""
+    floor = {"pixels": "raw pixels", "untrained": "untrained encoder"}
+    where = {"train": len(subject.train), "test": len(subject.test), "data": subject.train.name}
+    how: dict[str, dict[str, Any]] = {
+        "knn": {"k": NEIGHBOURS, "temperature": TEMPERATURE},
+        "linear": {"protocol": "cached features, lbfgs: not the paper's"},
+    }
+    for kind, name in {"knn": "knn", "linear": "linear-cached"}.items():
+        baselines = {short: found[full][kind]._asdict() for short, full in floor.items()}
+        result = {**own[kind]._asdict(), "baselines": baselines, **how[kind], **where}
+        run.write_result(name, result)
+
+
+def draw(run: Run) -> None:
+    """The figures that take seconds: similarities over training, and the gallery."""
+    try:
+        check_installed()
+        (record,), _ = read_records([run])
+        pictures = [*sketch(record)[0], *look_at_queue(run)[0]]
+    except InputError as error:
+        say(f"{run.path} has no figures: {error}")
+        return
+    for picture in pictures:
+        save(picture, run.figures)
+
+
+def tell(
     scores: dict[str, dict[str, float]],
     config: PretrainConfig,
     runs: dict[Method, Run],

@@ -1,13 +1,20 @@
 """What processes say to each other: nothing at all when there is only one.
 
 Every function may be called without torch.distributed; tests and single-device runs then read the
-same as `torchrun`. Rank order is the order of rows everywhere.
+same as `torchrun`. Rank order is the order of rows everywhere. Tensors on GPUs travel by NCCL,
+others by gloo. How processes find each other, and leave, stands in joining.py.
 """
+
+import warnings
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed
 from jaxtyping import Shaped
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hardmix.errors import InputError
 
 
 def world_size() -> int:
@@ -40,14 +47,103 @@ def gather(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_rows ..."]
 
 
 @torch.no_grad()
+def gather_uneven(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_rows ..."]:
+    """As `gather`, where ranks may have different numbers of rows, or none."""
+    if world_size() == 1:
+        return tensor
+    counts = gather(torch.tensor([len(tensor)])).tolist()
+    padded = tensor.new_zeros(max(counts), *tensor.shape[1:])
+    padded[: len(tensor)] = tensor
+    parts = gather(padded).split(max(counts)) if max(counts) else [tensor]
+    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=False)])
+
+
+@torch.no_grad()
 def broadcast(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
     """Rank 0's values, written over this rank's in place; on one process nothing happens."""
-    if world_size() > 1:
+    if world_size() > 1 and tensor.numel():
         values = tensor.contiguous()  # a copy where the memory is not: gloo sends plain blocks
         torch.distributed.broadcast(values, src=0)
         if values is not tensor:
             tensor.copy_(values)
     return tensor
+
+
+def broadcast_text(text: str) -> str:
+    """Rank 0's text, on every rank."""
+    if world_size() == 1:
+        return text
+    data = text.encode()
+    size = broadcast(torch.tensor([len(data)]))
+    letters = torch.frombuffer(bytearray(data or b" "), dtype=torch.uint8)
+    if not is_main():
+        letters = torch.zeros(int(size), dtype=torch.uint8)
+    return bytes(broadcast(letters[: int(size)]).tolist()).decode()
+
+
+@torch.no_grad()
+def mean_over_ranks(values: dict[str, float]) -> dict[str, float]:
+    """The mean of each number over all ranks, which must know the same names."""
+    if world_size() == 1:
+        return values
+    rows = gather(torch.tensor([list(values.values())], dtype=torch.float64))
+    return dict(zip(values, rows.mean(dim=0).tolist(), strict=True))
+
+
+def highest(value: int) -> int:
+    """The highest of all ranks' numbers: how they agree on what to do next.
+
+    Between CPUs, so that no GPU is waited for; a process that died is noticed here at once.
+    """
+    if world_size() == 1:
+        return value
+    agreed = torch.tensor([value])
+    torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
+    return int(agreed)
+
+
+def averaged(module: nn.Module, images: Shaped[Tensor, "batch ..."]) -> nn.Module:
+    """`module` with gradients averaged over all ranks; on one process the module itself.
+
+    Buffers stay each rank's own: DistributedDataParallel would send all of them at every step. A
+    first pass with `images` settles in which order gradients are summed, else a resumed run would
+    differ from the unbroken one in its last bits; it leaves no trace.
+    """
+    if world_size() == 1:
+        return module
+    buffers = [buffer.clone() for buffer in module.buffers()]
+    unused = _unused_parameters(module, images)
+    device_ids = [images.device.index] if images.device.type == "cuda" else None
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of torch 2.15's name
+        shared = DistributedDataParallel(
+            module, device_ids, broadcast_buffers=False, find_unused_parameters=unused
+        )
+    shared(images).sum().backward()
+    for buffer, before in zip(module.buffers(), buffers, strict=True):
+        buffer.copy_(before)
+    module.zero_grad()
+    return shared
+
+
+def unaveraged(module: nn.Module, more_follow: bool) -> AbstractContextManager[None]:
+    """Within, gradients stay this rank's own: those of a part of a batch, to be added up."""
+    if more_follow and isinstance(module, DistributedDataParallel):
+        return module.no_sync()
+    return nullcontext()
+
+
+def _unused_parameters(module: nn.Module, images: Tensor) -> bool:
+    module(images).sum().backward()
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    unused = any(parameter.grad is None for parameter in trained)
+    module.zero_grad()
+    return unused
+
+
+def one_process_only(what: str) -> None:
+    """Refuse to do on many processes what gains nothing from them."""
+    if world_size() > 1:
+        raise InputError(f"{what} runs in one process: start it without torchrun or srun.")
 
 
 def _running() -> bool:

@@ -3,13 +3,20 @@
 Each takes the run's folder first, and `--data.*` for other images than those it was trained on.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
 from hardmix.config import DataConfig, FinetuneConfig, ProbeSolver
+from hardmix.detection_config import (
+    DetectionSchedule,
+    DetectionStart,
+    DetectionTask,
+    schedule_of,
+    with_batch,
+)
 from hardmix.errors import InputError
 from hardmix.recipes import LINEAR_PRESETS
 
@@ -110,6 +117,63 @@ def finetune(arguments: list[str]) -> None:
     from hardmix.evaluations.finetune import evaluate
 
     evaluate(options.run, options.settings, options.data, untrained=options.untrained)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectionData:
+    """Where the images with boxes are."""
+
+    root: Annotated[Path, Help(help="folder in the layout of VOC, or of COCO")]
+    workers: Annotated[int, Help(help="processes that read images")] = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detect:
+    """Fine-tune a run's encoder as a detector: hardmix detect RUN --task voc --data.root DIR.
+
+    Faster R-CNN C4 on VOC (or any folder in its layout), Mask R-CNN C4 on COCO, as the paper.
+    The same command again goes on where it stopped.
+    """
+
+    run: RunFolder
+    task: Annotated[DetectionTask, Help(help="boxes and VOC's AP; boxes, masks and COCO's AP")]
+    data: DetectionData
+    schedule: Annotated[
+        DetectionSchedule | None, Help(help="unset: 24k for voc, 1x for coco; short: for CPUs")
+    ] = None
+    trials: Annotated[int | None, Help(help="detectors trained, each with its own seed")] = None
+    start: Annotated[DetectionStart, Help(name="from", help="what training starts from")] = "run"
+    weights: Annotated[Path | None, Help(help="torchvision's file, of --from supervised")] = None
+    out: Annotated[Path | None, Help(help="unset: RUN/detection/TASK-SCHEDULE")] = None
+    iterations: Annotated[int | None, Help(help="other than the schedule's")] = None
+    milestones: Annotated[tuple[int, ...] | None, Help(help="steps of lr x 0.1")] = None
+    warm_up: Annotated[int | None, Help(help="other than the schedule's")] = None
+    batch_size: Annotated[int | None, Help(help="lr follows unless it is set")] = None
+    lr: Annotated[float | None, Help(help="other than the schedule's")] = None
+    sides: Annotated[tuple[int, ...] | None, Help(help="shortest sides in training")] = None
+    test_side: Annotated[int | None, Help(help="shortest side in tests")] = None
+    regions: Annotated[int | None, Help(help="learnt from, of each image")] = None
+    proposals: Annotated[int | None, Help(help="looked at, of each test image")] = None
+    precise_bn: Annotated[int | None, Help(help="batches before the final test")] = None
+    test_every: Annotated[int | None, Help(help="steps; 0: only at the end")] = None
+    save_every: Annotated[int | None, Help(help="steps between checkpoints")] = None
+    log_every: Annotated[int | None, Help(help="steps between lines of metrics")] = None
+    seed: Annotated[int | None, Help(help="of the first trial")] = None
+    device: Annotated[str | None, Help(help="auto, cpu, cuda or cuda:N")] = None
+
+
+def detect(arguments: list[str]) -> None:
+    """Fine-tune a run's encoder as a detector."""
+    options = tyro.cli(Detect, prog="hardmix detect", args=arguments)
+    config = schedule_of(options.task, options.schedule)
+    if options.batch_size is not None:
+        config = with_batch(config, options.batch_size)
+    names = {each.name for each in fields(config)} & vars(options).keys() - {"task", "schedule"}
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    config = replace(config, workers=options.data.workers, **given)
+    from hardmix.evaluations.detection.detect import evaluate
+
+    evaluate(options.run, config, options.data.root, weights=options.weights, out=options.out)
 
 
 def features(arguments: list[str]) -> None:

@@ -1,5 +1,8 @@
 """Encoders from files, and images to features: the frozen trunk, every image once."""
 
+import math
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +15,7 @@ from hardmix.augment import channel_statistics, evaluation_crop
 from hardmix.backbones import build_backbone
 from hardmix.console import progress
 from hardmix.datasets import ImageSet
+from hardmix.distributed import gather_uneven, highest, rank, world_size
 from hardmix.errors import InputError
 from hardmix.image_ops import normalise
 from hardmix.images import convert_image, read_image
@@ -116,20 +120,41 @@ def extract(
     batch_size: int = 256,
     workers: int = 0,
     title: str = "features",
+    between: Callable[[], None] = lambda: None,
 ) -> Features:
-    """The trunk's features (no head: Sec. 4.3), in evaluation mode; its mode is restored."""
+    """The trunk's features (no head: Sec. 4.3), in evaluation mode; its mode is restored.
+
+    Of many processes each takes a run of consecutive images, and every one gets all features, each
+    image once. `between` is called before each batch, on all of them as often.
+    """
     training = trunk.training
     trunk.eval()
-    parts = []
+    first, share, rounds = _share_of(images, batch_size)
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    batches = evaluation_batches(share, image_size, batch_size, compute.device, workers)
     try:
-        with progress(title, len(images)) as meter:
-            for pictures, labels, ids in evaluation_batches(
-                images, image_size, batch_size, compute.device, workers
-            ):
-                with compute.autocast():
-                    features = trunk(pictures.to(memory_format=torch.channels_last))
-                parts.append((features.float().cpu(), labels.cpu(), ids.cpu()))
-                meter.advance(sum(len(part[1]) for part in parts))
+        with progress(title, len(share)) as meter:
+            for _ in range(rounds):
+                between()
+                for pictures, labels, ids in islice(batches, 1):  # none where all are unreadable
+                    with compute.autocast():
+                        features = trunk(pictures.to(memory_format=torch.channels_last))
+                    parts.append((features.float().cpu(), labels.cpu(), ids.cpu() + first))
+                    meter.advance(sum(len(part[1]) for part in parts))
     finally:
+        batches.close()
         trunk.train(training)
-    return Features(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    width = highest(parts[0][0].shape[1] if parts else 0)
+    number = torch.empty(0, dtype=torch.int64)
+    nothing = (torch.empty(0, width), number, number)
+    columns = (torch.cat(column) for column in zip(*(parts or [nothing]), strict=True))
+    return Features(*(gather_uneven(column) for column in columns))
+
+
+def _share_of(images: ImageSet, batch_size: int) -> tuple[int, ImageSet, int]:
+    """The first image of this process, all of its images, and the batches of the largest share."""
+    number, many = len(images), world_size()
+    first, end = (number * each // many for each in (rank(), rank() + 1))
+    rounds = math.ceil(math.ceil(number / many) / batch_size)
+    share = images if many == 1 else images.select(torch.arange(first, end))
+    return first, share, rounds

@@ -6,7 +6,7 @@ in memory are cropped and coloured as whole batches. Files are decoded and cropp
 processes; only uint8 crops travel, and the training device does the rest.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
@@ -59,9 +59,9 @@ def open_loader(
     """The data set of a run (none for shards, which are a stream) and its loader on this rank."""
     options = (data, train.batch_size, train.seed, device, rank(), world_size())
     if data_name(data) == "shards":
-        return None, ShardLoader(*options)
+        return None, ShardLoader(*options, parts=train.accumulate)
     images = open_images(data, "train", train.seed)
-    return images, ViewLoader(images, *options, views=views)
+    return images, ViewLoader(images, *options, views=views, parts=train.accumulate)
 
 
 class ViewLoader:
@@ -82,11 +82,12 @@ class ViewLoader:
         rank: int = 0,
         world_size: int = 1,
         views: int = 2,
+        parts: int = 1,
     ) -> None:
         self.steps_per_epoch = _steps(len(images), batch_size)
         self._views = views
         self.images, self.config, self.seed, self.device = images, config, seed, device
-        self.batch_size, self._rows = batch_size, _rows_of(rank, world_size, batch_size)
+        self.batch_size, self._rows = batch_size, _rows_of(rank, world_size, batch_size, parts)
         self.unreadable: dict[int, str] = {}
         self._pool: WorkerPool[tuple[int, list[int]], ReadImages] | None = None
 
@@ -134,6 +135,7 @@ class ShardLoader:
         device: torch.device,
         rank: int = 0,
         world_size: int = 1,
+        parts: int = 1,
     ) -> None:
         if config.num_images is None:
             raise InputError(
@@ -142,7 +144,7 @@ class ShardLoader:
             )
         self.steps_per_epoch = _steps(config.num_images, batch_size)
         self.config, self.seed, self.device = config, seed, device
-        self.batch_size, self._rows = batch_size, _rows_of(rank, world_size, batch_size)
+        self.batch_size, self._rows = batch_size, _rows_of(rank, world_size, batch_size, parts)
         self.unreadable: dict[int, str] = {}
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
@@ -151,7 +153,7 @@ class ShardLoader:
         for step in range(self.steps_per_epoch):
             samples = list(islice(stream, self.batch_size))
             if step >= first_step:
-                yield self._batch(samples[self._rows], epoch)
+                yield self._batch([samples[row] for row in self._rows.tolist()], epoch)
 
     def _stream(self, epoch: int) -> Iterator[ShardImage]:
         options = self.config, self.seed, epoch
@@ -193,12 +195,14 @@ def evaluation_batches(
     device: torch.device,
     workers: int = 0,
     max_unreadable: float = 0.01,
-) -> Iterator[
+) -> Generator[
     tuple[
         Float32[Tensor, "batch channels size size"],
         Int64[Tensor, " batch"],
         Int64[Tensor, " batch"],
-    ]
+    ],
+    None,
+    None,
 ]:
     """Images (evaluation crop, normalised), labels and ids: every image once, in order.
 
@@ -207,7 +211,7 @@ def evaluation_batches(
     mean, std = channel_statistics(images.channels)
     read = partial(_read_evaluation, images, image_size)
     pool = WorkerPool(read, 0 if images.tensor is not None else workers, device)
-    jobs = [ids.tolist() for ids in torch.arange(len(images)).split(batch_size)]
+    jobs = [ids.tolist() for ids in torch.arange(len(images)).split(batch_size) if len(ids)]
     unreadable: dict[int, str] = {}
     try:
         for pixels, ids, new in pool.run(jobs):
@@ -294,11 +298,17 @@ def _steps(num_images: int, batch_size: int) -> int:
     return num_images // batch_size
 
 
-def _rows_of(rank: int, world_size: int, batch_size: int) -> slice:
-    if batch_size % world_size:
+def _rows_of(rank: int, world_size: int, batch_size: int, parts: int) -> Int64[Tensor, " rows"]:
+    """A rank's rows of the global batch: its share of each of the parts that are encoded at once.
+
+    So a part is made of the same images, in the same order, on any number of processes.
+    """
+    if batch_size % (world_size * parts):
         raise InputError(
-            f"train.batch_size={batch_size} is not divisible by the {world_size} processes: each"
-            " takes the same number of images."
+            f"train.batch_size={batch_size} is not divisible by the {world_size} processes"
+            + (f" times train.accumulate={parts}" if parts > 1 else "")
+            + ": each takes the same number of images; choose a multiple of"
+            f" {world_size * parts}."
         )
-    share = batch_size // world_size
-    return slice(rank * share, (rank + 1) * share)
+    shares = torch.arange(batch_size).view(parts, world_size, -1)
+    return shares[:, rank].flatten()

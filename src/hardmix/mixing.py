@@ -214,6 +214,16 @@ def row_chunks(batch: int, width: int) -> list[slice]:
     return [slice(start, min(start + rows, batch)) for start in range(0, batch, rows)]
 
 
+class RowsGenerator(torch.Generator):
+    """Draws for the batch of all processes and keeps the rows of one: its `part` of `parts`.
+
+    Every process draws the same, so that a query's points do not depend on how many there are.
+    """
+
+    part: int = 0
+    parts: int = 1
+
+
 def draw(
     hardest: HardestNegatives,
     num_points: int,
@@ -227,9 +237,10 @@ def draw(
     """
     device = hardest.positions.device
     source = device if generator is None else generator.device
-    shape = (len(hardest.positions), num_each, num_points)
+    parts, part = getattr(generator, "parts", 1), getattr(generator, "part", 0)
+    shape = (parts * len(hardest.positions), num_each, num_points)
     uniform = torch.empty(shape, dtype=dtype, device=source).uniform_(generator=generator)
-    return uniform.to(device).unbind(1)
+    return uniform.chunk(parts)[part].to(device).unbind(1)
 
 
 def pick(

@@ -7,6 +7,7 @@ from typing import Any
 from hardmix.config import PretrainConfig
 from hardmix.console import say, table, warn
 from hardmix.datasets import ImageSet
+from hardmix.distributed import is_main, world_size
 from hardmix.errors import InputError
 from hardmix.precision import Compute
 from hardmix.runs import Run
@@ -44,7 +45,7 @@ class Board:
 
     def open(self, run: Run, step: int) -> None:
         """Begin after `step`; what a stopped run wrote beyond it is dropped."""
-        if self._wanted:
+        if self._wanted and is_main():
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=step + 1)
@@ -73,6 +74,7 @@ def describe_start(
 ) -> None:
     """What will be run, before it is."""
     mixing = f"({config.mix.num_hardest}, {config.mix.num_pairs}, {config.mix.num_with_query})"
+    groups = max(config.model.key_bn_splits, world_size())
     data = "shards" if images is None else f"{images.name}, {len(images)} images"
     rows = [
         ["method", config.method + (f" {mixing}" if config.method == "mochi" else "")],
@@ -80,11 +82,12 @@ def describe_start(
         ["data", f"{data}, {config.data.image_size} px, {config.data.augmentation} views"],
         ["backbone", f"{config.model.backbone}, {config.model.head} head"],
         ["batch, queue", f"{config.train.batch_size}, {config.train.queue_size}"],
+        ["processes", f"{world_size()}, {config.train.batch_size // world_size()} images each"],
         ["epochs", f"{last_epoch(config)} of {config.train.epochs}, {config.optimizer.schedule}"],
         ["learning rate", f"{config.optimizer.lr}"],
         ["temperature", f"{config.train.temperature}"],
         ["precision", compute.reason],
-        ["key batch norm", f"{config.model.key_bn_splits} groups, each normalised alone"],
+        ["key batch norm", f"{groups} groups, each normalised alone"],
         ["folder", str(run.path)],
     ]
     table(f"hardmix pretrain {config.recipe}", ["setting", "value"], rows)
@@ -94,6 +97,8 @@ def summarize(
     config: PretrainConfig, run: Run, step: int, seconds: float, unreadable: dict[int, str]
 ) -> None:
     """What came out, and what to try next."""
+    if not is_main():
+        return
     lines = run.metrics()
     knn = [line["knn"] for line in lines if "knn" in line]
     loss = [line["loss"] for line in lines if "loss" in line]

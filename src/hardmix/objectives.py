@@ -2,7 +2,8 @@
 
 Both have the same verbs, which the loop in pretrain.py calls: `backward` computes gradients,
 `remember` stores what the next step needs, `trunk` is what is kept, `describe` and `hardness` say
-what happened.
+what happened. `spread` comes first where there are many processes: each then encodes its rows of
+the batch, and gradients are averaged over all.
 """
 
 import math
@@ -22,12 +23,21 @@ from hardmix.diagnostics import (
     proxy_accuracy,
     similarity_histogram,
 )
-from hardmix.distributed import gather, rank, world_size
+from hardmix.distributed import (
+    averaged,
+    broadcast,
+    gather,
+    mean_over_ranks,
+    rank,
+    unaveraged,
+    world_size,
+)
 from hardmix.encoders import QueryKeyPair, build_encoder, encode_keys
+from hardmix.faults import check_embeddings
 from hardmix.loading import Batch
 from hardmix.loss import MochiLoss
 from hardmix.memory import MemoryQueue
-from hardmix.mixing import MixPlan, Strategy
+from hardmix.mixing import MixPlan, RowsGenerator, Strategy
 from hardmix.mixing_variants import STRATEGIES, plan_fixed_percentage, plan_softmax_sampled
 from hardmix.precision import Compute
 from hardmix.schedules import decreasing, mixing_started
@@ -57,45 +67,62 @@ class Contrastive(nn.Module):
         self.memory = MemoryQueue(train.queue_size, model.dim, start=start, generator=generator)
         self.keys: list[Tensor] = []
         self.last: tuple[Contrast, MixPlan | None, Batch] | None = None
+        self._query: tuple[nn.Module] = (self.pair.query,)  # in a tuple: it is not saved twice
 
     @property
     def trunk(self) -> nn.Module:
         """The query encoder without its head: what target tasks use."""
         return self.pair.query.trunk
 
+    def normalised(self) -> nn.Module:
+        """What has running statistics: both encoders."""
+        return self.pair
+
     def trained(self) -> list[nn.Parameter]:
         """Parameters the optimizer moves; the key encoder follows by momentum."""
         return list(self.pair.query.parameters())
 
+    def spread(self) -> None:
+        """Begin on all processes: rank 0's weights everywhere, gradients averaged from now on."""
+        share_state(self)
+        self._query = (averaged(self.pair.query, _black(self.config, self.compute)),)
+
     def backward(self, batch: Batch, moment: Moment) -> Tensor:
-        """One step's gradients, in official MoCo's order; returns the loss."""
+        """One step's gradients, in official MoCo's order; returns this rank's loss."""
         self.pair.update_key()
-        self.keys, losses = [], []
-        parts = self.config.train.accumulate
+        keys, losses = [], []
+        parts, last = self.config.train.accumulate, self.last
         for number, part in enumerate(_parts(batch, parts)):
-            with self.compute.autocast():
-                query = self.pair.query(part.query)
-                key = encode_keys(
-                    self.pair.key, part.key, self._shuffle(len(part.ids), moment, number)
+            with unaveraged(self._query[0], number + 1 < parts):
+                with self.compute.autocast():
+                    query = self._query[0](part.query)
+                    key = encode_keys(
+                        self.pair.key, part.key, self._shuffle(len(part.ids), moment, number)
+                    )
+                check_embeddings(query=query, key=key)
+                outcome, plan = self._loss(moment).contrast(
+                    query,
+                    key,
+                    self.memory,
+                    self._exclude(part),
+                    mix=self._mixes(moment),
+                    generator=self._mixing(moment, number),
                 )
-            outcome, plan = self._loss(moment).contrast(
-                query,
-                key,
-                self.memory,
-                self._exclude(part),
-                mix=self._mixes(moment),
-                generator=self._generator("mixing", moment, number, rank()),
-            )
-            (outcome.loss / parts).backward()
+                (outcome.loss / parts).backward()
             losses.append(outcome.loss.detach())
-            self.keys.append(key)
-            self.last = outcome, plan, part
+            keys.append(key)
+            last = outcome, plan, part
+        self.keys, self.last = keys, last
         return torch.stack(losses).mean()
 
     def remember(self, batch: Batch) -> None:
-        """Write this step's keys into the queue: after it was read, so no key meets itself."""
-        keys = gather(torch.cat(self.keys))
-        self.memory.enqueue(keys, gather(batch.labels), gather(batch.ids))
+        """Write this step's keys into the queue: after it was read, so no key meets itself.
+
+        In the order of the global batch, so that the queue is the same on every rank.
+        """
+        parts = self.config.train.accumulate
+        keys = gather_parts(torch.cat(self.keys), parts)
+        self.memory.enqueue(keys, gather_parts(batch.labels, parts), gather_parts(batch.ids, parts))
 
     @torch.no_grad()
     def prefill(self, batch: Batch, moment: Moment) -> None:
@@ -107,12 +134,13 @@ class Contrastive(nn.Module):
 
     @torch.no_grad()
     def describe(self) -> dict[str, float]:
-        """Fig. 2's measures of the last step, by the names used everywhere."""
+        """Fig. 2's measures of the last step, by the names used everywhere; over all ranks."""
         assert self.last is not None
         outcome, plan, batch = self.last
         exclude = self._exclude(batch)
         accuracy = proxy_accuracy(outcome, exclude)
-        spread = torch.cat(self.keys).std(dim=0).mean() * math.sqrt(self.config.model.dim)
+        keys = gather(torch.cat(self.keys))
+        spread = keys.std(dim=0).mean() * math.sqrt(self.config.model.dim)
         described = {
             "proxy_accuracy": accuracy.real,
             "proxy_accuracy_mixed": accuracy.mixed,
@@ -121,7 +149,7 @@ class Contrastive(nn.Module):
             "queue_filled": self.memory.filled / len(self.memory),
             "spread": spread,
         }
-        if bool((batch.labels >= 0).all()):
+        if bool((gather(batch.labels) >= 0).all()):
             false = self.memory.same_class(batch.labels)
             described["false_negatives_top"] = false_negatives_top(outcome.real, false)
             if plan is not None:
@@ -129,7 +157,7 @@ class Contrastive(nn.Module):
                 described["synthetic_one_false"] = parents.pairs_at_least_one
                 described["synthetic_both_false"] = parents.pairs_both
                 described["synthetic_query_false"] = parents.with_query
-        return {name: float(value) for name, value in described.items()}
+        return mean_over_ranks({name: float(value) for name, value in described.items()})
 
     @torch.no_grad()
     def hardness(self) -> dict[str, list[float] | list[int]]:
@@ -146,9 +174,16 @@ class Contrastive(nn.Module):
             pair = plan.partner >= 0
             histograms["pairs"] = outcome.synthetic[pair]
             histograms["with_query"] = outcome.synthetic[~pair]
+        counts = {name: similarity_histogram(values) for name, values in histograms.items()}
+        if world_size() > 1:
+            probability = gather(probability[None]).mean(dim=0)
+            counts = {
+                name: gather(torch.tensor([values])).sum(dim=0).tolist()
+                for name, values in counts.items()
+            }
         return {
             "matching_probability": [float(f"{value:.5g}") for value in probability.tolist()],
-            **{name: similarity_histogram(values) for name, values in histograms.items()},
+            **counts,
         }
 
     def _exclude(self, batch: Batch) -> Tensor | None:
@@ -179,16 +214,21 @@ class Contrastive(nn.Module):
             through_query=mix.through_query,
         )
 
-    def _generator(
-        self, purpose: str, moment: Moment, part: int, process: int = 0
-    ) -> torch.Generator:
-        seed = seed_of(purpose, self.config.train.seed, moment.step, part, process)
-        return torch.Generator().manual_seed(seed)
+    def _seed(self, purpose: str, moment: Moment, part: int) -> int:
+        return seed_of(purpose, self.config.train.seed, moment.step, part, 0)
+
+    def _mixing(self, moment: Moment, part: int) -> torch.Generator:
+        """The same on every rank, which draws for all and keeps what its own queries get."""
+        generator = RowsGenerator()
+        generator.manual_seed(self._seed("mixing", moment, part))
+        generator.part, generator.parts = rank(), world_size()
+        return generator
 
     def _shuffle(self, number: int, moment: Moment, part: int) -> Tensor:
         """One order for the batch of all processes: the seed is the same on each."""
         everyone = number * world_size()
-        return torch.randperm(everyone, generator=self._generator("shuffle", moment, part))
+        generator = torch.Generator().manual_seed(self._seed("shuffle", moment, part))
+        return torch.randperm(everyone, generator=generator)
 
 
 class Supervised(nn.Module):
@@ -203,24 +243,35 @@ class Supervised(nn.Module):
         num_classes: int,
     ) -> None:
         super().__init__()
-        self.compute, self.accumulate = compute, config.train.accumulate
+        self.config, self.compute, self.accumulate = config, compute, config.train.accumulate
         encoder = build_encoder(config.model, channels, trunk, image_size=config.data.image_size)
         self.trunk = encoder.trunk
         self.classifier = nn.Linear(encoder.width, num_classes)
         self.accuracy = 0.0
+        self._network: tuple[nn.Module] = (nn.Sequential(self.trunk, self.classifier),)
+
+    def spread(self) -> None:
+        """Begin on all processes: rank 0's weights everywhere, gradients averaged from now on."""
+        share_state(self)
+        self._network = (averaged(self._network[0], _black(self.config, self.compute)),)
+
+    def normalised(self) -> nn.Module:
+        """What has running statistics."""
+        return self.trunk
 
     def trained(self) -> list[nn.Parameter]:
         """Everything."""
         return list(self.parameters())
 
     def backward(self, batch: Batch, moment: Moment) -> Tensor:  # noqa: ARG002
-        """One step's gradients on the first view; returns the loss."""
+        """One step's gradients on the first view; returns this rank's loss."""
         losses, right = [], []
-        for part in _parts(batch, self.accumulate):
-            with self.compute.autocast():
-                logits = self.classifier(self.trunk(part.query)).float()
-            loss = cross_entropy(logits, part.labels)
-            (loss / self.accumulate).backward()
+        for number, part in enumerate(_parts(batch, self.accumulate), start=1):
+            with unaveraged(self._network[0], number < self.accumulate):
+                with self.compute.autocast():
+                    logits = self._network[0](part.query).float()
+                loss = cross_entropy(logits, part.labels)
+                (loss / self.accumulate).backward()
             losses.append(loss.detach())
             right.append((logits.argmax(dim=1) == part.labels).float().mean())
         self.accuracy = float(torch.stack(right).mean())
@@ -231,7 +282,7 @@ class Supervised(nn.Module):
 
     def describe(self) -> dict[str, float]:
         """Accuracy on the last batch."""
-        return {"train_accuracy": self.accuracy}
+        return mean_over_ranks({"train_accuracy": self.accuracy})
 
     def hardness(self) -> None:
         """Nothing: there are no negatives."""
@@ -246,6 +297,23 @@ def choose_strategy(mix: MixConfig, epoch: float, epochs: float) -> Strategy:
         percentage = decreasing(epoch, epochs, mix.percentage, end)
         return partial(plan_fixed_percentage, percentage=percentage)
     return STRATEGIES[mix.strategy]
+
+
+def gather_parts(rows: Tensor, parts: int) -> Tensor:
+    """Every rank's rows in the order of the global batch, of which each rank has part by part."""
+    return torch.cat([gather(part) for part in rows.chunk(parts)])
+
+
+def share_state(module: nn.Module) -> None:
+    """Rank 0's weights, statistics and queue on every rank."""
+    for tensor in module.state_dict().values():
+        broadcast(tensor)
+
+
+def _black(config: PretrainConfig, compute: Compute) -> Tensor:
+    size = config.data.image_size
+    images = torch.zeros(2, config.data.channels, size, size, device=compute.device)
+    return images.contiguous(memory_format=torch.channels_last)
 
 
 def _parts(batch: Batch, number: int) -> list[Batch]:

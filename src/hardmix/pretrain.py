@@ -1,149 +1,210 @@
 """The main job: from images to an encoder. Reads top to bottom in the order of events."""
 
-import math
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from hardmix.config import OptimizerConfig, PretrainConfig
-from hardmix.console import Meter, progress, say, warn
-from hardmix.datasets import ImageSet, fingerprint, has_test, open_images
-from hardmix.encoders import UNSPLIT_WARNING
-from hardmix.errors import InputError
+from hardmix.changed_data import write_list
+from hardmix.config import PretrainConfig
+from hardmix.console import Meter, progress, say
+from hardmix.datasets import has_test, open_images
+from hardmix.distributed import broadcast, highest, is_main, mean_over_ranks, rank
+from hardmix.errors import InputError, UnfinishedError
 from hardmix.evaluations.knn import knn_accuracy
+from hardmix.faults import NonFiniteError, check_gradients
 from hardmix.features import extract
-from hardmix.loading import ShardLoader, ViewLoader, open_loader
+from hardmix.loading import Batch
 from hardmix.narration import (
-    Board,
     describe_start,
     last_epoch,
     progress_text,
     summarize,
     watch,
 )
-from hardmix.objectives import Contrastive, Moment, Supervised
-from hardmix.precision import Compute, choose_compute
-from hardmix.runs import OWN_TRUNK, Run, optimizer_tensors, restore_optimizer
+from hardmix.objectives import Moment
+from hardmix.runs import OWN_TRUNK, Run, check_resumable
 from hardmix.schedules import cosine, shown_epochs, step
+from hardmix.signals import listening
 from hardmix.stateless import seed_of
+from hardmix.training_setup import prefill, prepare
+from hardmix.training_state import (
+    Training,
+    check_ranks_agree,
+    meet_fault,
+    pause,
+    restore,
+    save_checkpoint,
+)
+from hardmix.whole_files import locked_folder, remove_leftovers
 from hardmix.workers import dead_workers_named
 
 KNN_IMAGES = 10_000
 """Images of each split that the k-NN accuracy during training looks at, at most."""
 
-
-@dataclass
-class Training:
-    """Everything a run is made of, between two steps."""
-
-    config: PretrainConfig
-    run: Run
-    board: Board
-    compute: Compute
-    images: ImageSet | None
-    loader: ViewLoader | ShardLoader
-    objective: Contrastive | Supervised
-    optimizer: torch.optim.SGD
-    step: int = 0
-    seconds: float = 0.0
+Resume = bool | Literal["auto"]
+"""Whether to go on with a run; "auto" starts one where there is none."""
 
 
 def pretrain(
     config: PretrainConfig,
     out: Path | str,
     *,
-    resume: bool = False,
+    resume: Resume = False,
     trunk: nn.Module | None = None,
+    allow_changed_data: bool = False,
 ) -> Run:
     """Train an encoder and write the run's folder; `trunk` is your own network, for the library.
 
     With `resume` a stopped run goes on where its last checkpoint is, and a finished one with more
-    epochs (App. C.1: the 800-epoch runs) from its end.
+    epochs (App. C.1: the 800-epoch runs) from its end. SIGTERM, SIGINT and SIGUSR1 save and raise
+    `UnfinishedError`. Within torch.distributed every rank calls this, and rank 0 writes.
     """
-    training = prepare(config, out, resume=resume, trunk=trunk)
-    epochs, steps = last_epoch(config), training.loader.steps_per_epoch
-    with progress(config.method, epochs * steps, training.step) as meter, dead_workers_named():
-        for epoch in range(training.step // steps, epochs):
-            set_learning_rate(training.optimizer, config, epoch)
-            train_epoch(training, epoch, meter)
-            record_hardness(training, epoch)
-            every = config.train.knn_every
-            if every and ((epoch + 1) % every == 0 or epoch + 1 == epochs):
-                measure_knn(training, epoch)
-            if (epoch + 1) % config.train.save_every == 0 or epoch + 1 == epochs:
-                save_checkpoint(training)
-    training.loader.close()
-    training.run.write_encoder(
-        training.objective.trunk, config, None if trunk is None else OWN_TRUNK
-    )
-    summarize(config, training.run, training.step, training.seconds, training.loader.unreadable)
-    return training.run
+    run = Run(out)
+    again = goes_on(run, resume)
+    with listening() as stop:
+        training = prepare(config, run, trunk=trunk, stop=stop)
+        with locked_folder(run.path), told(training):
+            start(training, resume=again, allow_changed_data=allow_changed_data)
+            train(training)
+            finish(training, None if trunk is None else OWN_TRUNK)
+    return run
 
 
-def prepare(
-    config: PretrainConfig, out: Path | str, *, resume: bool, trunk: nn.Module | None
-) -> Training:
-    """Check everything, then make the folder: bad input costs nothing."""
-    compute = choose_compute(config.train.device, config.train.precision)
-    board = Board(config)
-    views = 1 if config.method == "supervised" else 2
-    images, loader = open_loader(config.data, config.train, compute.device, views)
-    check_data(config, images)
-    torch.manual_seed(seed_of("weights", config.train.seed))
-    channels = config.data.channels
-    objective: Contrastive | Supervised
-    if config.method == "supervised":
-        num_classes = len(images.classes or ()) if images is not None else 0
-        objective = Supervised(config, compute, channels, trunk, num_classes)
-    else:
-        objective = Contrastive(config, compute, channels, trunk)
-    objective.to(compute.device).to(memory_format=torch.channels_last).train()
-    optimizer = build_optimizer(objective.trained(), config.optimizer)
-    run = Run.open(out) if resume else Run.create(out, config)
-    training = Training(config, run, board, compute, images, loader, objective, optimizer)
-    describe_start(config, images, compute, run)
-    if not (resume and restore(training)):
+def goes_on(run: Run, resume: Resume) -> bool:
+    """Whether the run is there to go on with; all ranks do what rank 0 finds."""
+    exists = is_main() and run.config_file.exists()
+    if is_main() and exists and not resume:
+        run.refuse_to_start()
+    if is_main() and not exists and resume is True:
+        raise InputError(
+            f"--out {run.path} holds no run to resume (no config.json): start it without --resume,"
+            " or with --resume auto, which starts or goes on."
+        )
+    return bool(highest(int(exists)))
+
+
+@contextmanager
+def told(training: Training) -> Iterator[None]:
+    """status.json says how the run ended, but for a kill -9."""
+    try:
+        yield
+    except UnfinishedError as error:
+        training.run.set_status("stopped", step=training.step, reason=str(error))
+        raise
+    except BaseException as error:
+        why = f"{type(error).__name__}: {error}"
+        training.run.set_status("failed", step=training.step, reason=why)
+        raise
+    finally:
+        training.loader.close()
+    training.run.set_status("done", step=training.step)
+
+
+def start(training: Training, *, resume: bool, allow_changed_data: bool = False) -> None:
+    """Make the folder, or go on from its last checkpoint."""
+    run, config = training.run, training.config
+    if is_main() and resume:
+        remove_leftovers(run.path)
+        remove_leftovers(run.checkpoints)
+        check_resumable(run.path, config)
+    elif is_main():
+        Run.create(run.path, config)
+    describe_start(config, training.images, training.compute, run)
+    if not (resume and restore(training, allow_changed_data=allow_changed_data)):
         prefill(training)
-    board.open(run, training.step)
-    return training
+    write_list(run.images_file, training.images)
+    training.board.open(run, training.step)
+    run.set_status("running", step=training.step)
+
+
+def train(training: Training) -> None:
+    """Epoch after epoch, from where the run stands."""
+    config, steps = training.config, training.loader.steps_per_epoch
+    epochs = last_epoch(config)
+    with progress(config.method, epochs * steps, training.step) as meter, dead_workers_named():
+        for epoch in range(training.epoch, epochs):
+            pause(training)
+            set_learning_rate(training.optimizer, config, epoch)
+            if training.position < steps:  # else stopped while its accuracy was measured
+                train_epoch(training, epoch, meter)
+                record_hardness(training, epoch)
+            check_ranks_agree(training)
+            every = config.train.knn_every
+            measured = every and ((epoch + 1) % every == 0 or epoch + 1 == epochs)
+            better = bool(measured) and measure_knn(training, epoch)
+            training.epoch, training.position = epoch + 1, 0
+            if better or (epoch + 1) % config.train.save_every == 0 or epoch + 1 == epochs:
+                save_checkpoint(training)
 
 
 def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
     """One pass over the images, or what is left of it."""
-    config, loader, objective = training.config, training.loader, training.objective
-    first = training.step - epoch * loader.steps_per_epoch
-    losses: list[Tensor] = []
+    config, loader = training.config, training.loader
     started, images = time.perf_counter(), 0
-    for batch in loader.epoch(epoch, first):
-        training.optimizer.zero_grad()
-        losses.append(objective.backward(batch, Moment(training.step, epoch)))
-        training.optimizer.step()
-        objective.remember(batch)
+    for batch in loader.epoch(epoch, training.position):
+        loss = take_step(training, batch, epoch)
+        training.losses += [] if loss is None else [loss]
         training.step += 1
-        images += len(batch.ids)
-        if training.step % config.train.log_every and training.step % loader.steps_per_epoch:
-            continue
-        # .item() waits for the device: only here.
-        loss = float(torch.stack(losses).mean())
-        check_finite_loss(training, loss)
-        seconds = time.perf_counter() - started
-        training.seconds += seconds
-        line = {
-            "step": training.step,
-            "epoch": epoch,
-            "loss": loss,
-            "lr": training.optimizer.param_groups[0]["lr"],
-            **objective.describe(),
-            "images_per_second": images / seconds,
-        }
-        log(training, line)
-        watch(line)
-        meter.advance(training.step, progress_text(line, config))
-        losses, images, started = [], 0, time.perf_counter()
+        training.position += 1
+        images += config.train.batch_size
+        last = training.position == loader.steps_per_epoch
+        if training.losses and (training.step % config.train.log_every == 0 or last):
+            line = describe_steps(training, epoch)
+            seconds = time.perf_counter() - started
+            training.seconds += seconds
+            line["images_per_second"] = images / seconds
+            log(training, line)
+            watch(line)
+            meter.advance(training.step, progress_text(line, config))
+            started, images = time.perf_counter(), 0
+        if not last:
+            pause(training)
+
+
+def take_step(training: Training, batch: Batch, epoch: int) -> Tensor | None:
+    """One step; None where it would have spoilt the weights, and nothing was changed."""
+    objective, optimizer = training.objective, training.optimizer
+    seed_own_randomness(training)
+    training.statistics.note()
+    optimizer.zero_grad()
+    try:
+        loss = objective.backward(batch, Moment(training.step, epoch))
+        check_gradients(loss, objective.trained())
+    except NonFiniteError as fault:
+        meet_fault(training, batch, str(fault))
+        return None
+    optimizer.step()
+    objective.remember(batch)
+    training.skipped = 0
+    return loss
+
+
+def seed_own_randomness(training: Training) -> None:
+    """Dropout and the like, in trunks that have them: as all else, a function of (seed, step)."""
+    seed = seed_of("trunk", training.config.train.seed, training.step, rank())
+    torch.default_generator.manual_seed(seed)
+    if training.compute.device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+def describe_steps(training: Training, epoch: int) -> dict[str, Any]:
+    """A line of metrics.jsonl on the steps since the last one: means over all ranks."""
+    # .item() waits for the device: only here.
+    loss = float(torch.stack(training.losses).mean())
+    training.losses = []
+    return {
+        "step": training.step,
+        "epoch": epoch,
+        **mean_over_ranks({"loss": loss}),
+        "lr": training.optimizer.param_groups[0]["lr"],
+        **training.objective.describe(),
+    }
 
 
 def log(training: Training, line: dict[str, Any]) -> None:
@@ -161,38 +222,6 @@ def record_hardness(training: Training, epoch: int) -> None:
             training.run.log_hardness({"step": training.step, "epoch": epoch, **measured})
 
 
-def check_data(config: PretrainConfig, images: ImageSet | None) -> None:
-    """Refuse what cannot be trained, and warn of what should not be."""
-    labelled = images is not None and images.labels is not None
-    for wanted, why in [
-        (config.oracle, "--oracle drops negatives of the query's class"),
-        (config.method == "supervised", "--method supervised trains on classes"),
-    ]:
-        if wanted and not labelled:
-            raise InputError(f"{why}: these images have no labels; use folders named by class.")
-    if config.method == "supervised" or images is None:
-        return
-    number = len(images)
-    if config.train.queue_size >= number - config.train.batch_size:
-        warn(
-            f"train.queue_size={config.train.queue_size} reaches the {number} images: a query will"
-            " meet older keys of its own image; set --train.exclude-same-image, or a smaller queue."
-        )
-    if config.model.key_bn_splits == 1:
-        warn(UNSPLIT_WARNING)
-
-
-def build_optimizer(parameters: list[nn.Parameter], config: OptimizerConfig) -> torch.optim.SGD:
-    """App. C.1, official MoCo: SGD on all parameters."""
-    return torch.optim.SGD(
-        parameters,
-        lr=config.lr,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
-
-
 def set_learning_rate(optimizer: torch.optim.Optimizer, config: PretrainConfig, epoch: int) -> None:
     """Once an epoch, as official MoCo."""
     if config.optimizer.schedule == "cosine":
@@ -203,35 +232,26 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, config: PretrainConfig, 
         group["lr"] = config.optimizer.lr * factor
 
 
-def prefill(training: Training) -> None:
-    """train.queue_start=prefill: encode enough images to fill the queue, and train on none."""
-    objective, loader = training.objective, training.loader
-    if training.config.train.queue_start != "prefill" or isinstance(objective, Supervised):
-        return
-    while objective.memory.unfilled() is not None:
-        for batch in loader.epoch(-1):
-            objective.prefill(batch, Moment(-1, -1))
-            if objective.memory.unfilled() is None:
-                break
-
-
-def measure_knn(training: Training, epoch: int) -> None:
-    """k-NN accuracy of the trunk's features, where labels exist."""
+def measure_knn(training: Training, epoch: int) -> bool:
+    """k-NN accuracy of the trunk's features, where labels exist; whether it is the best so far."""
     config, images = training.config, training.images
     if images is None or images.labels is None:
-        return
-    train = images.subset(KNN_IMAGES, config.train.seed)
+        return False
+    trunk = training.objective.trunk
+    for buffer in trunk.buffers():  # rank 0's statistics are those that are saved
+        broadcast(buffer)
     options: dict[str, Any] = {
         "image_size": config.data.image_size,
         "compute": training.compute,
         "workers": config.data.workers,
+        "title": "k-NN features",
+        "between": partial(pause, training),
     }
-    bank = extract(training.objective.trunk, train, title="k-NN features", **options)
+    bank = extract(trunk, images.subset(KNN_IMAGES, config.train.seed), **options)
+    asked = bank
     if has_test(config.data):
         test = open_images(config.data, "test", config.train.seed).subset(KNN_IMAGES, 0)
-        asked = extract(training.objective.trunk, test, title="k-NN features", **options)
-    else:
-        asked = bank
+        asked = extract(trunk, test, **options)
     accuracy = knn_accuracy(
         bank.features,
         bank.labels,
@@ -239,53 +259,23 @@ def measure_knn(training: Training, epoch: int) -> None:
         asked.labels,
         leave_one_out=asked is bank,
     )
-    log(training, {"step": training.step, "epoch": epoch, "knn": accuracy.top1})
-    say(f"epoch {epoch + 1}: k-NN accuracy {accuracy.top1:.3f}")
+    top1 = float(broadcast(torch.tensor(accuracy.top1, dtype=torch.float64)))
+    log(training, {"step": training.step, "epoch": epoch, "knn": top1})
+    say(f"epoch {epoch + 1}: k-NN accuracy {top1:.3f}")
+    better = training.best is None or top1 > training.best["knn"]
+    if better:
+        name = f"step-{training.step:08d}"
+        training.best = {"checkpoint": name, "epoch": epoch, "knn": top1}
+    return better
 
 
-def save_checkpoint(training: Training) -> None:
-    """Everything a resumed run needs."""
-    tensors = {f"objective.{k}": v for k, v in training.objective.state_dict().items()}
-    momentum = optimizer_tensors(training.optimizer)
-    tensors |= {f"optimizer.{number}": value for number, value in momentum.items()}
-    facts = {"seconds": training.seconds, "data": data_mark(training)}
-    training.run.save_checkpoint(training.step, tensors, facts)
-
-
-def restore(training: Training) -> bool:
-    """Go on from the newest whole checkpoint; False where there is none yet."""
-    found = training.run.load_checkpoint()
-    if found is None:
-        return False
-    tensors, manifest, broken = found
-    for name in broken:
-        warn(f"{name} does not match its checksum: the checkpoint before it is used.")
-    mark = data_mark(training)
-    if manifest["data"] != mark:
-        raise InputError(
-            f"the images have changed since the run was started ({manifest['data']} -> {mark}):"
-            " resume with the same data, or start a new run."
-        )
-    objective = {k.removeprefix("objective."): v for k, v in tensors.items() if k[1] == "b"}
-    training.objective.load_state_dict(objective)
-    momentum = {k.removeprefix("optimizer."): v for k, v in tensors.items() if k[1] == "p"}
-    restore_optimizer(training.optimizer, momentum)
-    training.step, training.seconds = manifest["step"], manifest["seconds"]
-    training.run.forget_after(training.step)
-    say(f"Going on from step {training.step}.")
-    return True
-
-
-def data_mark(training: Training) -> str:
-    """What tells one set of images from another."""
-    return "shards" if training.images is None else fingerprint(training.images)
-
-
-def check_finite_loss(training: Training, loss: float) -> None:
-    """Stop at a loss that is no number; the last checkpoint stays good."""
-    if not math.isfinite(loss):
-        raise InputError(
-            f"the loss is {loss} at step {training.step}: the learning rate"
-            f" (optimizer.lr={training.config.optimizer.lr}) may be too high; the last checkpoint"
-            " is good, and --resume goes on from it."
-        )
+def finish(training: Training, backbone: str | None) -> None:
+    """Write the encoder, and say what came out."""
+    training.run.write_encoder(training.objective.trunk, training.config, backbone)
+    summarize(
+        training.config,
+        training.run,
+        training.step,
+        training.seconds,
+        training.loader.unreadable,
+    )

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from hardmix.config import DataConfig, LinearConfig, ProbeSolver
 from hardmix.console import Meter, progress, say, table
+from hardmix.distributed import one_process_only
 from hardmix.errors import InputError
 from hardmix.evaluations.accuracy import accuracy_of, mean_and_deviation
 from hardmix.evaluations.probe import new_classifier, probe_accuracy
@@ -66,6 +67,7 @@ def evaluate(
     path: Path, config: LinearConfig, data: DataConfig | None = None, protocol: str = "own"
 ) -> dict[str, Any]:
     """The paper's protocol; the result is RUN/results/linear.json, its headline the last epoch."""
+    one_process_only("linear evaluation with a preset (--cached takes many)")
     started = time.monotonic()
     subject = open_subject(path, data)
     before = fingerprint(subject.encoder)

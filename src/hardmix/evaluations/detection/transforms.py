@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float32, Float64, Int64, UInt8
 from PIL import Image
 from torch import Tensor
 
+from hardmix.console import progress
 from hardmix.errors import InputError
 from hardmix.evaluations.detection.samples import (
     Bitmap,
@@ -23,17 +24,9 @@ from hardmix.evaluations.detection.samples import (
     Rle,
     decode_mask,
 )
-from hardmix.images import printable, read_image
+from hardmix.images import UnreadableImage, printable, read_image
 from hardmix.stateless import permutation, seed_of, uniform
-
-VOC_SIDES = tuple(range(480, 801, 32))
-"""Lengths of the shortest side in training on VOC."""
-
-COCO_SIDES = tuple(range(640, 801, 32))
-"""Lengths of the shortest side in training on COCO."""
-
-TEST_SIDE = 800
-"""Length of the shortest side in every evaluation."""
+from hardmix.workers import WorkerPool
 
 LONGEST = 1333
 """The longest side is never longer: both shrink."""
@@ -89,7 +82,7 @@ def training_input(
     )
 
 
-def plain_input(sample: DetectionImage, side: int = TEST_SIDE) -> DetectorInput:
+def plain_input(sample: DetectionImage, side: int) -> DetectorInput:
     """For tests: resized only, without objects, which the evaluation takes from the sample."""
     geometry = Geometry(*resized(sample.height, sample.width, side), flip=False)
     nothing = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
@@ -164,19 +157,48 @@ def _visits(number: int, seed: int) -> Iterator[tuple[int, int]]:
         epoch += 1
 
 
-def _image(sample: DetectionImage, geometry: Geometry) -> UInt8[Tensor, "3 height width"]:
-    pixels = read_image(sample.path)
-    if pixels.shape[1:] != (sample.height, sample.width):
+def check_readable(images: Sequence[DetectionImage], workers: int) -> None:
+    """Read every test image once: better refused now than after days of training."""
+    pool = WorkerPool(_fault_of, workers, torch.device("cpu"))
+    with progress("checking test images", len(images)) as meter:
+        faults = []
+        for number, fault in enumerate(pool.run(list(images)), start=1):
+            faults += [fault] if fault else []
+            meter.advance(number)
+    pool.close()
+    if faults:
         raise InputError(
-            f"{printable(sample.path)} has {pixels.shape[2]} x {pixels.shape[1]} pixels, but its"
-            f" annotation says {sample.width} x {sample.height}: correct the annotation (a turn in"
-            " the image's EXIF is applied)."
+            f"data.root: {len(faults)} of {len(images)} test images cannot be used"
+            f" ({'; '.join(faults[:3])}): mend them, or take them out of the list of test images."
         )
+
+
+def _fault_of(sample: DetectionImage) -> str | None:
+    try:
+        _pixels(sample)
+    except UnreadableImage as error:
+        return str(error)
+    return None
+
+
+def _image(sample: DetectionImage, geometry: Geometry) -> UInt8[Tensor, "3 height width"]:
+    pixels = _pixels(sample)
     picture = Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()))
     picture = picture.resize((geometry.width, geometry.height), Image.Resampling.BILINEAR)
     if geometry.flip:
         picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
+
+
+def _pixels(sample: DetectionImage) -> UInt8[Tensor, "3 height width"]:
+    pixels = read_image(sample.path)
+    if pixels.shape[1:] != (sample.height, sample.width):
+        raise UnreadableImage(
+            f"{printable(sample.path)} has {pixels.shape[2]} x {pixels.shape[1]} pixels, but its"
+            f" annotation says {sample.width} x {sample.height}: correct the annotation (a turn in"
+            " the image's EXIF is applied)."
+        )
+    return pixels
 
 
 def _masks_of(sample: DetectionImage) -> tuple[Mask, ...]:

@@ -1,0 +1,166 @@
+"""metrics.jsonl as curves over epochs, thin enough for a page."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hardmix.report.grouping import Group
+from hardmix.report.reading import RunFacts, number
+
+MOST_POINTS = 300
+DIGITS = 5
+"""Significant ones: more than a picture or a table of curves can show."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A key of metrics.jsonl, in words; shares are shown in percent."""
+
+    key: str
+    name: str
+    about: str
+    percent: bool = False
+
+
+METRICS = [
+    Metric("loss", "Loss", "Mean over the steps between two lines; synthetic points count in it."),
+    Metric(
+        "knn",
+        "k-NN accuracy",
+        "On test images, while training; a bank of training images votes.",
+        True,
+    ),
+    Metric(
+        "proxy_accuracy",
+        "Proxy accuracy",
+        "Share of queries whose key outranks every real negative (Fig. 2b).",
+        True,
+    ),
+    Metric(
+        "proxy_accuracy_mixed",
+        "Proxy accuracy, mixed",
+        "The same with the synthetic points counted (Fig. 2b).",
+        True,
+    ),
+    Metric(
+        "false_negatives_top",
+        "False negatives",
+        "Share of the query's class among its 1024 hardest negatives (Fig. 2c).",
+        True,
+    ),
+    Metric(
+        "synthetic_one_false",
+        "One parent false",
+        "Share of pair points with at least one false parent (Fig. 2c).",
+        True,
+    ),
+    Metric(
+        "synthetic_both_false",
+        "Both parents false",
+        "Share of pair points with two false parents (Fig. 2c).",
+        True,
+    ),
+    Metric(
+        "synthetic_query_false",
+        "Parent with query false",
+        "Share of points mixed with the query whose negative is false.",
+        True,
+    ),
+    Metric(
+        "positive_similarity",
+        "Similarity of the key",
+        "Cosine of query and key, mean over the batch.",
+    ),
+    Metric(
+        "hardest_similarity",
+        "Similarity of the hardest",
+        "Cosine of the query and its hardest negative, mean over the batch.",
+    ),
+    Metric(
+        "spread", "Spread of the keys", "1 for a uniform sphere; near 0 all images look the same."
+    ),
+    Metric("lr", "Learning rate", "Of the step that was logged."),
+    Metric("images_per_second", "Images per second", "Between two lines of metrics.jsonl."),
+]
+"""In the order of the menu. A key that no run has is left out of it."""
+
+
+def curves_of(groups: Sequence[Group]) -> dict[str, Any]:
+    """What page.js draws: metrics, runs, and for each pair the points (x in epochs)."""
+    runs = [(group, seed, run) for group in groups for seed, run in enumerate(group.runs)]
+    found = [curves_of_run(run) for _, _, run in runs]
+    points = {metric.key: [each[metric.key] for each in found] for metric in METRICS}
+    shown = [metric for metric in METRICS if any(points[metric.key])]
+    return {
+        "metrics": [
+            {"key": m.key, "name": m.name, "about": m.about, "percent": m.percent} for m in shown
+        ],
+        "runs": [
+            {"name": run.name, "label": group.label, "group": group.number, "seed": seed}
+            for group, seed, run in runs
+        ],
+        "points": {metric.key: points[metric.key] for metric in shown},
+    }
+
+
+def curves_of_run(run: RunFacts) -> dict[str, list[tuple[float, float]]]:
+    """By key, (epoch, value) pairs, at most MOST_POINTS of them; shares in percent."""
+    steps = steps_per_epoch(run.metrics)
+    found: dict[str, list[tuple[float, float]]] = {metric.key: [] for metric in METRICS}
+    for line in run.metrics:
+        step = number(line.get("step"))
+        for key in line.keys() & found.keys():
+            value = number(line[key])
+            if step is not None and value is not None:
+                found[key].append((step / steps, value))
+    curves = {}
+    for metric in METRICS:
+        scale = 100 if metric.percent else 1
+        points = thinned(sorted(found[metric.key]), MOST_POINTS)
+        curves[metric.key] = [(rounded(x), rounded(scale * y)) for x, y in points]
+    return curves
+
+
+def steps_per_epoch(lines: Sequence[Mapping[str, Any]]) -> float:
+    """The last step of every epoch is logged: there, step / (epoch + 1) is largest."""
+    largest = 0.0
+    for line in lines:
+        step, epoch = number(line.get("step")), number(line.get("epoch"))
+        if step is not None and epoch is not None and epoch >= 0:
+            largest = max(largest, step / (epoch + 1))
+    return largest or 1.0
+
+
+def thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+    """Means of neighbours, the same number each, where there are too many points."""
+    size = math.ceil(len(points) / most)
+    if size <= 1:
+        return list(points)
+    parts = [points[start : start + size] for start in range(0, len(points), size)]
+    return [
+        (sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts
+    ]
+
+
+def rounded(value: float) -> float:
+    """To DIGITS significant digits."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+def sample_table(curves: Mapping[str, Any], metric: str, most: int = 12) -> list[list[str]]:
+    """A header and about `most` rows: the values of every run nearest to some epochs."""
+    points = curves["points"][metric]
+    longest = max(points, key=len)
+    every = max(1, math.ceil(len(longest) / most))
+    chosen = [x for x, _ in longest[::-1][::every][::-1]]
+    rows = [["Epoch", *(run["name"] for run in curves["runs"])]]
+    for epoch in chosen:
+        rows.append([f"{epoch:.4g}", *(_nearest(each, epoch) for each in points)])
+    return rows
+
+
+def _nearest(points: Sequence[tuple[float, float]], epoch: float) -> str:
+    """The value measured nearest to an epoch, if within one of it."""
+    near = min(points, key=lambda point: abs(point[0] - epoch), default=None)
+    return f"{near[1]:.4g}" if near is not None and abs(near[0] - epoch) <= 1 else ""

@@ -1,0 +1,147 @@
+"""What was run and on what, in one paragraph and one small table."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hardmix.report.grouping import Group
+from hardmix.report.reading import RunFacts, number
+from hardmix.report.settings import shown
+
+FEW = 3
+"""Methods that a title names; more are counted."""
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A line of the table of runs; empty where nothing is known."""
+
+    name: str
+    group: int
+    label: str
+    seed: str
+    data: str
+    backbone: str
+    epochs: str
+    loss: str
+    time: str
+    path: str
+
+
+def title_of(groups: Sequence[Group]) -> str:
+    """Methods and data."""
+    labels = list(dict.fromkeys(group.runs[0].label for group in groups))
+    methods = _and(labels)
+    if len(labels) > FEW:
+        names = dict.fromkeys(label.partition(" (")[0].partition(",")[0] for label in labels)
+        methods = f"{_and(list(names))} in {len(groups)} settings"
+    data = _data_names(run for group in groups for run in group.runs)
+    return f"{methods} on {_and(data)}" if data else methods
+
+
+def paragraph_of(groups: Sequence[Group]) -> str:
+    """One plain paragraph: how many runs, what was trained, on what, for how long."""
+    runs = [run for group in groups for run in group.runs]
+    named = [f"{group.label} ({_count(len(group.runs), 'seed')})" for group in groups]
+    sentences = [f"{_count(len(runs), 'run')}: {_and(named)}."]
+    data = _data_names(runs)
+    if data:
+        counts = list(dict.fromkeys(filter(None, (images_of(run) for run in runs))))
+        sizes = [f"{text} pixels" for text in _texts(runs, "data.image_size")]
+        inside = " of ".join(_or(words) for words in (counts, sizes) if words)
+        sentences.append(f"Trained on {_and(data)}{f' ({inside})' if inside else ''}.")
+    backbones = [f"\u201c{name}\u201d" for name in _texts(runs, "model.backbone")]
+    epochs = list(dict.fromkeys(filter(None, (planned_epochs(run) for run in runs))))
+    if backbones and epochs:
+        sentences.append(
+            f"Backbone {_or(backbones)}, {_or(epochs)} epochs, batches of"
+            f" {_or(_texts(runs, 'train.batch_size'))}, a queue of"
+            f" {_or(_texts(runs, 'train.queue_size'))} keys."
+        )
+    if any(run.config.get("method") == "mochi" for run in runs):
+        sentences.append(
+            "MoCHi (N, s, s') mixes the N hardest negatives of a query: s points of two of them,"
+            " s' of one with the query itself."
+        )
+    return " ".join(sentences)
+
+
+def run_rows(groups: Sequence[Group]) -> list[RunRow]:
+    """Every run, with what is known of it."""
+    return [_row(group, run) for group in groups for run in group.runs]
+
+
+def data_of(run: RunFacts) -> str:
+    """The data set's name, or its folder's."""
+    name, root = run.settings.get("data.name"), run.settings.get("data.root")
+    if isinstance(name, str) and name not in ("folder", "list", "shards"):
+        return name
+    return Path(root).name or root if isinstance(root, str) else ""
+
+
+def images_of(run: RunFacts) -> str:
+    """How many images it was trained on, as far as any file says."""
+    counts = [run.settings.get("data.num_images"), run.results.get("knn", {}).get("train")]
+    known = next((count for count in counts if isinstance(count, int)), None)
+    return "" if known is None else f"{known:,} images"
+
+
+def planned_epochs(run: RunFacts) -> str:
+    """Epochs of the schedule that are trained."""
+    planned = [run.settings.get(f"train.{name}") for name in ("epochs", "stop_epoch")]
+    known = [count for count in planned if isinstance(count, int)]
+    return str(min(known)) if known else ""
+
+
+def duration(seconds: float) -> str:
+    """3 s, 4.5 min, 2.1 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _row(group: Group, run: RunFacts) -> RunRow:
+    losses = [number(line.get("loss")) for line in run.metrics]
+    loss = next((value for value in reversed(losses) if value is not None), None)
+    seconds = number(run.results.get("pretrain", {}).get("seconds"))
+    reached = [number(line.get("epoch")) for line in run.metrics]
+    done = max((int(value) + 1 for value in reached if value is not None), default=0)
+    planned = planned_epochs(run)
+    data = [data_of(run), images_of(run)]
+    return RunRow(
+        name=run.name,
+        group=group.number,
+        label=run.label,
+        seed="" if run.seed is None else shown(run.seed),
+        data=", ".join(filter(None, data)),
+        backbone=shown(run.settings.get("model.backbone", "")),
+        epochs=f"{done} of {planned}" if planned and str(done) != planned else planned or str(done),
+        loss="" if loss is None else f"{loss:.3f}",
+        time="" if seconds is None else duration(seconds),
+        path=str(run.run.path),
+    )
+
+
+def _data_names(runs: Iterable[RunFacts]) -> list[str]:
+    return list(dict.fromkeys(filter(None, map(data_of, runs))))
+
+
+def _texts(runs: Sequence[RunFacts], setting: str) -> list[str]:
+    values = [run.settings[setting] for run in runs if setting in run.settings]
+    return list(dict.fromkeys(shown(value) for value in values))
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def _and(words: Sequence[str]) -> str:
+    return _list(words, "and")
+
+
+def _or(words: Sequence[str]) -> str:
+    return _list(words, "or") or "unknown"
+
+
+def _list(words: Sequence[str], last: str) -> str:
+    return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

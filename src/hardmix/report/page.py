@@ -1,0 +1,204 @@
+"""`hardmix report RUN... --out report.html`: everything a few runs hold, on one page.
+
+The page needs no network and no other file. Text from the runs goes through Jinja2's autoescape;
+scripts are limited by a content security policy to the one below, known by its hash.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from hardmix.console import say
+from hardmix.errors import InputError
+from hardmix.report import curves, galleries, grouping, overview, pictures, settings
+from hardmix.report.reading import RunFacts, read_runs
+from hardmix.runs import versions, write_atomically
+
+MARK = "<!-- Made by hardmix report. -->"
+"""The page's second line: only a file that has it is replaced by another page."""
+
+COLOURS = 8
+"""Of the palette in page.css; groups beyond it take the first again, with another dash."""
+
+
+def write_report(paths: Sequence[Path], out: Path) -> Path:
+    """Write the page; what could not be shown is said on it, and here in a line."""
+    check_out(out)
+    runs = read_runs(paths)
+    missing = [sentence for run in runs for sentence in run.missing]
+    readable = [run for run in runs if not run.is_empty]
+    if not readable:
+        raise InputError("there is nothing to report. " + " ".join(missing or ["Name a run."]))
+    page = render(readable, missing, out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, page.encode("utf-8"))
+    except OSError as error:
+        raise InputError(f"--out {out} cannot be written: {error.strerror}.") from error
+    say(f"Wrote {out} ({len(page) / 1e6:.1f} MB, {len(readable)} of {len(runs)} runs)")
+    if missing:
+        say(f"  {len(missing)} things are missing; the page's last section names them.")
+    return out
+
+
+def check_out(out: Path) -> None:
+    """Only an earlier page is ever replaced."""
+    if out.is_dir():
+        raise InputError(f"--out {out} is a folder: name the page's file, e.g. {out}/report.html.")
+    try:
+        if not out.exists():
+            return
+        with out.open("rb") as old:
+            ours = MARK.encode() in old.read(400)
+    except OSError as error:
+        raise InputError(f"--out {out} cannot be written: {error.strerror}.") from error
+    if not ours:
+        raise InputError(
+            f"--out {out} exists and is no page of ours: choose another name, or remove it."
+        )
+
+
+def render(runs: Sequence[RunFacts], missing: list[str], out: Path) -> str:
+    """The page's text. Sentences on what is missing are added to `missing`."""
+    groups = grouping.group_runs(runs)
+    missing.extend(grouping.unknown_results(runs) + grouping.repeated_seeds(groups))
+    ordered = [run for group in groups for run in group.runs]
+    words = ["hardmix", "report", *(str(run.run.path) for run in ordered), "--out", str(out)]
+    context = {
+        "title": overview.title_of(groups),
+        "paragraph": overview.paragraph_of(groups),
+        "rows": overview.run_rows(groups),
+        "groups": groups,
+        "runs": ordered,
+        "run_groups": {run.name: group.number for group in groups for run in group.runs},
+        "differences": settings.differences(ordered),
+        "versions": settings.versions_of(ordered),
+        "commands": [(run, settings.commands_of(run)) for run in ordered],
+        "report_command": shlex.join(words),
+        "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "page_versions": versions(),
+        "evaluations": grouping.evaluations_of(groups),
+        **curve_context(groups),
+        **picture_context(groups, missing),
+    }
+    script = _part("page.js")
+    policy = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        environment()
+        .get_template("template.html")
+        .render(
+            mark=Markup(MARK),
+            script=Markup(script),
+            script_hash=policy,
+            style=Markup(_part("page.css")),
+            missing=missing,
+            **context,
+        )
+    )
+
+
+def curve_context(groups: Sequence[grouping.Group]) -> dict[str, Any]:
+    """The curves' points, and some of them as tables."""
+    found = curves.curves_of(groups)
+    tables = [(each, curves.sample_table(found, each["key"])) for each in found["metrics"]]
+    return {"curves": found, "curve_tables": tables}
+
+
+def picture_context(groups: Sequence[grouping.Group], missing: list[str]) -> dict[str, Any]:
+    """Figures, gallery and maps."""
+    runs = [run for group in groups for run in group.runs]
+    compared, names = pictures.comparison(runs, missing)
+    maps = galleries.feature_maps(groups, missing)
+    return {
+        "figures": compared + pictures.of_each_run(groups, {*names, "embedding-map"}, missing),
+        "galleries": galleries.galleries(groups, missing),
+        "maps": maps,
+        "map_data": [each.data for each in maps],
+    }
+
+
+@cache
+def environment() -> Environment:
+    """Jinja2 with everything escaped; a name the template misspells is an error."""
+    made = Environment(
+        loader=FunctionLoader(_part),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "data": data_block,
+        "colour": colour,
+        "points": points,
+        "shown": settings.shown,
+        "strip": strip,
+        "duration": overview.duration,
+    }
+    return made
+
+
+HIDDEN = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff"  # controls, separators, halves
+    r"\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]"  # marks that turn the text around
+)
+
+
+def visible(value: Any) -> Any:
+    """Characters that cannot be seen, or that turn the text around, are written by number."""
+    if not isinstance(value, str):
+        return value
+    text = HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
+    return Markup(text) if isinstance(value, Markup) else text
+
+
+def data_block(value: Any) -> Markup:
+    """JSON that may stand inside a script element."""
+    text = json.dumps(
+        _visible_inside(value), separators=(",", ":"), allow_nan=False
+    )  # ASCII: no U+2028
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def _visible_inside(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {visible(key): _visible_inside(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_visible_inside(each) for each in value]
+    return visible(value)
+
+
+def colour(group: int) -> str:
+    """A group's colour, by the names in page.css."""
+    return f"var(--c{group % COLOURS})"
+
+
+def points(value: float) -> str:
+    """A difference with its sign."""
+    return f"{value:+.1f}".replace("-", "\N{MINUS SIGN}")
+
+
+def strip(evaluation: grouping.Evaluation, score: grouping.Score) -> list[float]:
+    """Where a score's values stand, from 0 to 1, on the scale of its evaluation."""
+    values = [value for each in evaluation.scores for value in each.values]
+    low, high = min(values), max(values)
+    return [(value - low) / (high - low) if high > low else 0.5 for value in score.values]
+
+
+@cache
+def _part(name: str) -> str:
+    return files("hardmix.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,42 @@
+"""SIGTERM, SIGINT and SLURM's SIGUSR1 only raise a flag; the loop looks at it between steps.
+
+A second SIGINT ends the process at once: a user who presses Ctrl-C twice means it.
+"""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class StopRequest:
+    """Which signal has asked this process to stop, if any."""
+
+    name: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.name is not None
+
+
+@contextmanager
+def listening() -> Iterator[StopRequest]:
+    """Note signals instead of dying by them; Python allows it in the main thread only."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+
+    def note(number: int, _: FrameType | None) -> None:
+        request.name = signal.Signals(number).name
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends even a process that waits in C
+
+    before = {number: signal.signal(number, note) for number in STOPPING}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,141 @@
+"""Real processes for tests: forked from one that has imported everything, so that they start fast.
+
+`start` gives processes, to be killed or waited for; `all_ranks` waits until all are done.
+"""
+
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import traceback
+
+import torch
+from safetensors.torch import load_file
+
+from hardmix.console import speak_as
+from hardmix.errors import InputError, UnfinishedError
+from hardmix.joining import joined
+from hardmix.launch import Launch
+from hardmix.recipes import RECIPES
+from hardmix.runs import Run
+
+TINY = {
+    "data": {"num_images": 96, "image_size": 32},
+    "mix": {"num_hardest": 16, "num_pairs": 8, "num_with_query": 4, "warm_up_epochs": 1},
+    "train": {
+        "epochs": 2,
+        "batch_size": 16,
+        "queue_size": 64,
+        "log_every": 4,
+        "knn_every": 2,
+        "device": "cpu",
+        "timeout": 60.0,
+    },
+}
+
+
+def tiny(method="mochi", **more):
+    """A run of a few seconds on 96 shapes, with settings by group."""
+    config = RECIPES["demo"].build(method, False)
+    groups = {name: TINY.get(name, {}) | more.get(name, {}) for name in TINY.keys() | more.keys()}
+    changed = {
+        name: dataclasses.replace(getattr(config, name), **values)
+        for name, values in groups.items()
+    }
+    return dataclasses.replace(config, **changed)
+
+
+def group_norm_trunk():
+    """No batch normalisation: each image is encoded alone, on however many processes."""
+    torch.manual_seed(5)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 3, stride=2),
+        torch.nn.GroupNorm(4, 16),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(16, 32, 3, stride=2),
+        torch.nn.GroupNorm(4, 32),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+    )
+
+
+def start(job, *arguments, ranks=2, timeout=60.0, restart=0, output=None):
+    """Processes that join each other and call job(*arguments): exit status as of the command."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ranks", "hardmix.pretrain"])
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for rank in range(ranks):
+        launch = Launch(rank, ranks, rank, ranks, "localhost", port, restart) if ranks > 1 else None
+        options = (launch, timeout, output, job, arguments)
+        processes.append(context.Process(target=_run, args=options))
+        processes[-1].start()
+    return processes
+
+
+def wait(processes, seconds=120):
+    """Exit statuses; minus the number of the signal for those that were killed."""
+    for process in processes:
+        process.join(seconds)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            raise AssertionError(f"a process was still alive after {seconds} s")
+    return [process.exitcode for process in processes]
+
+
+def all_ranks(job, *arguments, **options):
+    """As `start`, and all must end well."""
+    assert set(wait(start(job, *arguments, **options))) == {0}
+
+
+def _run(launch, timeout, output, job, arguments):
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    rank = 0 if launch is None else launch.rank
+    if output is not None:
+        file = os.open(f"{output}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+    speak_as(rank)
+    try:
+        with joined(launch, "cpu", timeout):
+            job(*arguments)
+    except InputError as error:
+        _leave(2, f"hardmix: rank {rank}: {error}")
+    except UnfinishedError as error:
+        _leave(75, f"hardmix: rank {rank}: {error}")
+    except SystemExit as end:
+        _leave(end.code, "")
+    except BaseException:
+        _leave(1, traceback.format_exc())
+    _leave(0, "")
+
+
+def _leave(status, text):
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def lines_of(run):
+    """metrics.jsonl without speeds."""
+    return [{k: v for k, v in line.items() if "second" not in k} for line in Run(run).metrics()]
+
+
+def state_of(run):
+    """A digest of the newest checkpoint, the encoder and both logs: equal for equal runs."""
+    run = Run(run)
+    newest = sorted(run.checkpoints.glob("step-*.safetensors"))[-1]
+    facts = json.loads(newest.with_suffix(".json").read_text())
+    digest = hashlib.sha256(newest.read_bytes())
+    encoder = load_file(run.encoder_file)
+    digest.update(b"".join(encoder[name].numpy().tobytes() for name in sorted(encoder)))
+    digest.update(json.dumps([lines_of(run.path), run.hardness()]).encode())
+    digest.update(json.dumps([facts[name] for name in ("step", "epoch", "best")]).encode())
+    return digest.hexdigest()
