@@ -317,7 +317,7 @@ def test_it_learns_a_few_images_of_coco_by_heart(shared, tmp_path):  # noqa: F81
     data = test._replace(images=tuple(few[:3]))
     part_of_coco(shared / "coco-mini", root, {image.id for image in data.images})
     config = tiny("coco", iterations=120, milestones=(90,), warm_up=10, batch_size=3, lr=0.04)
-    config = replace(config, sides=(128,), test_side=128, regions=64, proposals=30, precise_bn=8)
+    config = replace(config, sides=(128,), test_side=128, regions=32, proposals=30, precise_bn=8)
     torch.manual_seed(0)
     detector = build_detector(very_narrow(), len(data.classes), config)
     (tmp_path / "trial").mkdir()

@@ -46,7 +46,7 @@ def joined(launch: Launch | None, device: str = "auto", timeout: float = TIMEOUT
     store = _meet(launch, timeout)
     on_gpus = device != "cpu" and torch.cuda.is_available()
     if on_gpus:
-        torch.cuda.set_device(launch.local_rank)
+        torch.cuda.set_device(_own_gpu(launch, device))
     elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // launch.local_world_size))
     _end_with_parent()
@@ -72,6 +72,22 @@ def joined(launch: Launch | None, device: str = "auto", timeout: float = TIMEOUT
         _leave_word(store, launch, f"{type(error).__name__}: {error}", 1)
         raise
     torch.distributed.destroy_process_group()
+
+
+def _own_gpu(launch: Launch, device: str) -> int:
+    """The GPU of this process: that of its local rank, or the only one that SLURM lets it see."""
+    number = torch.cuda.device_count()
+    if device not in ("auto", "cuda") and launch.local_world_size > 1:
+        raise InputError(
+            f"train.device={device} with {launch.local_world_size} processes on this machine: each"
+            " takes a GPU of its own; leave train.device at auto."
+        )
+    if launch.local_rank >= number > 1:
+        raise InputError(
+            f"{launch.local_world_size} processes on a machine with {number} GPUs: start one for"
+            " each GPU (torchrun --nproc-per-node), or use --train.device cpu."
+        )
+    return launch.local_rank if number > 1 else 0
 
 
 def _meet(launch: Launch, timeout: float) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hardmix.changed_data import write_list
 from hardmix.config import PretrainConfig
-from hardmix.console import Meter, progress, say
+from hardmix.console import Meter, progress, say, warn
 from hardmix.datasets import has_test, open_images
 from hardmix.distributed import broadcast, highest, is_main, mean_over_ranks, rank
 from hardmix.errors import InputError, UnfinishedError
@@ -109,17 +109,21 @@ def told(training: Training) -> Iterator[None]:
 def start(training: Training, *, resume: bool, allow_changed_data: bool = False) -> None:
     """Make the folder, or go on from its last checkpoint."""
     run, config = training.run, training.config
-    if is_main() and resume:
-        remove_leftovers(run.path)
-        remove_leftovers(run.checkpoints)
-        check_resumable(run.path, config)
-    elif is_main():
-        Run.create(run.path, config)
-    describe_start(config, training.images, training.compute, run)
-    if not (resume and restore(training, allow_changed_data=allow_changed_data)):
+    try:
+        if is_main() and resume:
+            remove_leftovers(run.path)
+            remove_leftovers(run.checkpoints)
+            check_resumable(run.path, config)
+        elif is_main():
+            Run.create(run.path, config)
+        describe_start(config, training.images, training.compute, run)
+        restored = resume and restore(training, allow_changed_data=allow_changed_data)
+        write_list(run.images_file, training.images)
+        training.board.open(run, training.step)
+    except OSError as error:
+        raise InputError(f"--out {run.path} cannot be written: {error.strerror}.") from error
+    if not restored:
         prefill(training)
-    write_list(run.images_file, training.images)
-    training.board.open(run, training.step)
     run.set_status("running", step=training.step)
 
 
@@ -271,11 +275,9 @@ def measure_knn(training: Training, epoch: int) -> bool:
 
 def finish(training: Training, backbone: str | None) -> None:
     """Write the encoder, and say what came out."""
-    training.run.write_encoder(training.objective.trunk, training.config, backbone)
-    summarize(
-        training.config,
-        training.run,
-        training.step,
-        training.seconds,
-        training.loader.unreadable,
-    )
+    run = training.run
+    run.write_encoder(training.objective.trunk, training.config, backbone)
+    try:
+        summarize(training.config, run, training.step, training.seconds, training.loader.unreadable)
+    except OSError as error:
+        warn(f"{run.results} could not be written ({error.strerror}); the encoder is whole.")

@@ -70,6 +70,8 @@ class Training:
     """The checkpoint with the highest k-NN accuracy."""
     seconds: float = 0.0
     saved_at: float = field(default_factory=time.monotonic)
+    saved: bool = False
+    """Whether this process has said how long a checkpoint takes."""
 
 
 def pause(training: Training) -> None:
@@ -98,8 +100,25 @@ def save_checkpoint(training: Training) -> None:
     tensors |= {f"optimizer.{number}": value for number, value in momentum.items()}
     if losses is not None:
         tensors["losses"] = losses
+    try:
+        started = time.monotonic()
+        size = training.run.save_checkpoint(training.step, tensors, _facts(training))
+    except OSError as error:
+        warn(
+            f"no checkpoint at step {training.step} ({error.strerror}): {error.filename}; the one"
+            " before it stays good, and training goes on."
+        )
+        return
+    if not training.saved:
+        seconds = time.monotonic() - started
+        say(f"A checkpoint has {size / 1e6:.1f} MB and takes {seconds:.1f} s.")
+    training.saved = True
+
+
+def _facts(training: Training) -> dict[str, Any]:
+    """What a checkpoint says beside its tensors."""
     keep = training.config.train.keep_every
-    facts = {
+    return {
         "epoch": training.epoch,
         "position": training.position,
         "skipped": training.skipped,
@@ -111,13 +130,6 @@ def save_checkpoint(training: Training) -> None:
         "processes": world_size(),
         "config": dataclasses.asdict(training.config),
     }
-    try:
-        training.run.save_checkpoint(training.step, tensors, facts)
-    except OSError as error:
-        warn(
-            f"no checkpoint at step {training.step} ({error.strerror}): {error.filename}; the one"
-            " before it stays good, and training goes on."
-        )
 
 
 def restore(training: Training, *, allow_changed_data: bool = False) -> bool:
