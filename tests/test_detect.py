@@ -217,8 +217,7 @@ def check_synced(number):
     out, gradient, _ = normalised(synced, maps_of_all()[half], weights_of_all()[half])
     whole, expected, norm = normalised(nn.BatchNorm2d(3), maps_of_all(), weights_of_all())
     torch.testing.assert_close(out, whole[half], atol=1e-5, rtol=1e-5)
-    # torch sums the losses of the batch, DDP takes the processes' mean: half of it here.
-    torch.testing.assert_close(gradient, expected[half] / 2 * 2, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(gradient, expected[half], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(synced[0].running_mean, norm.running_mean)
     biased = maps_of_all().var(dim=(0, 2, 3), correction=0)
     torch.testing.assert_close(synced[0].running_var, 0.9 + 0.1 * biased)
@@ -255,8 +254,7 @@ def test_precise_statistics_are_those_of_all_batches_by_their_size():
     make_precise(Model(), [(maps[:1], None), (maps[1:], None)])
     torch.testing.assert_close(norm.running_mean, maps.mean(dim=(0, 2, 3)))
     torch.testing.assert_close(norm.running_var, maps.var(dim=(0, 2, 3), correction=0))
-    handles = norm._forward_pre_hooks
-    assert len(handles) == 0
+    assert len(norm._forward_pre_hooks) == 0
 
 
 # -- training

@@ -90,6 +90,22 @@ def test_each_signal_saves_and_says_how_to_go_on(number, tmp_path, monkeypatch):
     assert signal.getsignal(number) is before
 
 
+def test_a_signal_before_the_first_step_saves_that_nothing_was_done(
+    unbroken, tmp_path, monkeypatch
+):
+    def signalled(training, **options):
+        begin(training, **options)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    begin = loop.start
+    monkeypatch.setattr(loop, "start", signalled)
+    with pytest.raises(UnfinishedError, match="after step 0"):
+        pretrain(tiny(), tmp_path / "run")
+    monkeypatch.undo()
+    pretrain(tiny(), tmp_path / "run", resume=True)
+    assert state_of(tmp_path / "run") == unbroken
+
+
 @pytest.mark.parametrize("asked", [1, 2])
 def test_a_signal_while_the_accuracy_is_measured_stops_between_batches(
     asked, unbroken, tmp_path, monkeypatch

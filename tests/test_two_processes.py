@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from hardmix import cli
 from hardmix.config import DataConfig
 from hardmix.datasets import open_images
 from hardmix.distributed import gather_uneven, one_process_only
@@ -215,3 +216,16 @@ def test_the_variables_of_torchrun_and_of_slurm_say_who_is_who():
 )
 def test_slurms_first_node(nodes, first):
     assert first_host(nodes) == first
+
+
+def test_commands_that_many_processes_cannot_share_say_so_once(monkeypatch, capfd):
+    assert set(cli.SHARED) <= set(cli.COMMANDS)
+    for rank, words in (("0", "hardmix finetune runs in one process"), ("1", "")):
+        for name, value in {"RANK": rank, "WORLD_SIZE": "2"}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["finetune", "RUN"])
+        assert ended.value.code == 2
+        shown = capfd.readouterr().err
+        assert words in shown
+        assert bool(shown) == bool(words)

@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hardmix.analyses.embedding import look_at_features
 from hardmix.analyses.false_negatives import false_negatives
-from hardmix.analyses.gallery import look_at_queue
 from hardmix.analyses.grids import embedding_space, grid_pictures
 from hardmix.analyses.hardness import matching_probabilities, similarities
 from hardmix.analyses.proxy_task import proxy_task
@@ -79,6 +77,10 @@ def compare(runs: Sequence[Run]) -> Found:
 
 def portray(run: Run) -> Found:
     """The figures of one run; encoder and images are looked at unless that was done before."""
+    # Here and not above: torchvision takes seconds, and a report looks at no image.
+    from hardmix.analyses.embedding import look_at_features
+    from hardmix.analyses.gallery import look_at_queue
+
     (record,), _ = read_records([run])
     pictures, missing = sketch(record)
     for name, look in {"map and spectrum": look_at_features, "gallery": look_at_queue}.items():

@@ -41,9 +41,7 @@ def pretrain(arguments: list[str]) -> None:
         """
 
         out: Annotated[Path, Help(help="the run's folder")]
-        resume: Annotated[Resume, Help(help="go on with the run there; auto: start or go on")] = (
-            "no"
-        )
+        resume: Annotated[Resume, Help(help="go on with the run; auto: start or go on")] = "no"
         allow_changed_data: Annotated[bool, Help(help="resume though images changed")] = False
         config: Annotated[Path | None, Help(help="run a saved config.json again")] = None
         settings: Annotated[PretrainConfig, Help(name="")] = base

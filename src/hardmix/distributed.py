@@ -113,16 +113,23 @@ def averaged(module: nn.Module, images: Shaped[Tensor, "batch ..."]) -> nn.Modul
         return module
     buffers = [buffer.clone() for buffer in module.buffers()]
     unused = _unused_parameters(module, images)
-    device_ids = [images.device.index] if images.device.type == "cuda" else None
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of torch 2.15's name
-        shared = DistributedDataParallel(
-            module, device_ids, broadcast_buffers=False, find_unused_parameters=unused
-        )
+    shared = data_parallel(module, images.device, unused=unused)
     shared(images).sum().backward()
     for buffer, before in zip(module.buffers(), buffers, strict=True):
         buffer.copy_(before)
     module.zero_grad()
     return shared
+
+
+def data_parallel(
+    module: nn.Module, device: torch.device, *, unused: bool = False
+) -> DistributedDataParallel:
+    """Gradients averaged over all ranks; `unused`: not every parameter has one at each step."""
+    device_ids = [device.index] if device.type == "cuda" else None
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of torch 2.15's name
+        return DistributedDataParallel(
+            module, device_ids, broadcast_buffers=False, find_unused_parameters=unused
+        )
 
 
 def unaveraged(module: nn.Module, more_follow: bool) -> AbstractContextManager[None]:

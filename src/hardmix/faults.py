@@ -37,8 +37,8 @@ def check_gradients(loss: Float[Tensor, ""], parameters: Iterable[nn.Parameter])
     On a GPU this waits for the device once a step, as the loss's own checks do.
     """
     gradients = [each.grad for each in parameters if each.grad is not None]
-    largest = torch.stack(torch._foreach_norm(gradients, float("inf")))
-    if not bool(largest.isfinite().all()):
+    lengths = torch.stack(torch._foreach_norm(gradients))
+    if not bool(lengths.isfinite().all()):
         raise NonFiniteError(f"gradients hold NaN or infinity (loss {float(loss):.4g})")
 
 

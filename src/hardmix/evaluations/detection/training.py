@@ -12,11 +12,10 @@ from itertools import islice
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from hardmix.console import Meter, say, warn
 from hardmix.detection_config import DetectionConfig
-from hardmix.distributed import is_main, rank, world_size
+from hardmix.distributed import data_parallel, is_main, rank, world_size
 from hardmix.errors import InputError
 from hardmix.evaluations.detection.c4 import C4Detector, Image
 from hardmix.evaluations.detection.matching import Sampling
@@ -56,6 +55,11 @@ class DetectorTraining:
     optimizer: torch.optim.SGD
     device: torch.device
     step: int = 0
+
+    def __post_init__(self) -> None:
+        self.model: nn.Module = self.detector
+        if world_size() > 1:
+            self.model = data_parallel(self.detector, self.device)
 
 
 def build_detector(trunk: nn.Module, classes: int, config: DetectionConfig) -> C4Detector:
@@ -99,10 +103,7 @@ def learning_rate(config: DetectionConfig, step: int) -> float:
 
 def train_until(training: DetectorTraining, stop: int, batches: "Batches", meter: Meter) -> None:
     """Steps up to `stop`; the last losses go to metrics.jsonl now and then."""
-    config, detector = training.config, training.detector
-    model: nn.Module = detector.train()
-    if world_size() > 1:
-        model = DistributedDataParallel(detector, broadcast_buffers=False)
+    config, detector, model = training.config, training.detector, training.model.train()
     for images, targets in batches.read(training.step, stop):
         rate = learning_rate(config, training.step)
         for group in training.optimizer.param_groups:
