@@ -108,3 +108,10 @@ def test_the_readmes_loop_runs():
     views = [(torch.randn(4, 128, requires_grad=True), torch.randn(4, 128)) for _ in range(2)]
     exec(block, {"embeddings_of_two_views": views})
     assert all(query.grad.isfinite().all() for query, _ in views)
+
+
+def test_a_reader_that_leaves_is_no_defect():
+    command = f"{sys.executable} -m hardmix pretrain --help | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "141"
+    assert done.stderr == ""

@@ -69,7 +69,7 @@ def train_to_the_end(run, config=None):
     raise AssertionError("it never ends")
 
 
-@pytest.mark.parametrize("steps", [{1}, {3}, {6}, {7}, {2, 5, 8, 11}, set(range(1, 12))])
+@pytest.mark.parametrize("steps", [{1}, {6}, {2, 5, 8, 11}, set(range(1, 12))])
 def test_stopped_at_any_step_and_resumed_it_ends_as_the_unbroken_run(
     steps, unbroken, tmp_path, monkeypatch
 ):
@@ -213,8 +213,7 @@ def test_two_processes_stopped_killed_and_resumed_end_as_the_unbroken_two(tmp_pa
     pretrain_both(tmp_path / "whole", [])
     whole = state_of(tmp_path / "whole")
     generator = random.Random(0)
-    kills = [(signal.SIGTERM, [1]), (signal.SIGKILL, [0]), (signal.SIGTERM, [0, 1])]
-    kills += [(signal.SIGKILL, [1])]
+    kills = [(signal.SIGTERM, [1]), (signal.SIGKILL, [0]), (signal.SIGKILL, [1])]
     for number, victims in kills:
         processes = start(pretrain_any, tmp_path / "run", output=tmp_path / "log")
         wait_for_steps(tmp_path / "run", generator.randint(1, 4), processes)

@@ -15,7 +15,13 @@ from typing import Annotated, Any, Literal, NoReturn, cast, get_args
 
 import tyro
 
-from hardmix import __version__, analysis_commands, evaluation_commands, report_commands
+from hardmix import (
+    __version__,
+    analysis_commands,
+    evaluation_commands,
+    report_commands,
+    sweep_commands,
+)
 from hardmix.config import DataConfig, Method, PretrainConfig
 from hardmix.errors import InputError, UnfinishedError
 from hardmix.launch import launched
@@ -146,6 +152,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "neighbours": evaluation_commands.neighbours,
     "analyze": analysis_commands.analyze,
     "toy": analysis_commands.toy,
+    "sweep": sweep_commands.sweep,
     "report": report_commands.report,
     "export": evaluation_commands.export,
     "import": import_,
@@ -181,6 +188,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         sys.exit(2 if isinstance(error, InputError) else 75)
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # whoever read what we print has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except Exception:
         from hardmix.console import complain
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hardmix.distributed import is_main
-from hardmix.errors import InputError
+from hardmix.errors import InputError, LockedError
 
 
 def write_atomically(file: Path, data: bytes) -> None:
@@ -75,7 +75,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
             except (BlockingIOError, PermissionError):
                 file.seek(0)
                 holder = file.read().strip() or "another process"
-                raise InputError(
+                raise LockedError(
                     f"--out {folder} is being written by {holder}: wait until it has ended, or"
                     " choose another folder."
                 ) from None

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -13,6 +13,7 @@ from torch.nn.functional import normalize
 from hardmix.analyses.records import Found
 from hardmix.analyses.thumbnails import thumbnail_of
 from hardmix.analyses.tsne import FEWEST, MOST, tsne
+from hardmix.config import DataConfig
 from hardmix.datasets import ImageSet, has_test, open_images
 from hardmix.embedding_space import CHUNK, alignment, uniformity
 from hardmix.errors import InputError
@@ -33,31 +34,29 @@ NARROW = 0.02
 """Share of the directions below which the effective rank is called a collapse."""
 
 
+class MeasuredRun(NamedTuple):
+    """What `measure_run` looked at and found."""
+
+    images: ImageSet
+    split: str
+    features: Features
+    measured: dict[str, Any]
+    missing: list[str]
+    """Sentences."""
+
+
 def look_at_features(run: Run) -> Found:
     """Map and spectrum, and results/embedding.json; what is there already is not made again."""
-    encoder = load_encoder(run.path)
+    load_encoder(run.path)  # says in words what is wrong with it
     mark = f"{_digest(run)} hardmix {versions()['hardmix']}"
     kept = [load(run.figures, name, mark) for name in ("embedding-map", "feature-spectrum")]
     there = [picture for picture in kept if picture is not None]
     if len(there) == len(kept) and (run.results / "embedding.json").exists():
         return there, []
     config = run.config()
-    split, images = _evaluation_images(run)
-    compute = choose_compute(config.train.device, config.train.precision)
-    encoder.to(compute.device).to(memory_format=torch.channels_last)
-    features = extract(
-        encoder,
-        images,
-        image_size=config.data.image_size,
-        compute=compute,
-        workers=config.data.workers,
-        title="evaluation features",
-    )
-    measured, unmeasured = measure(features)
-    missing = [f"{run.path}: {sentence}" for sentence in unmeasured]
+    images, split, features, measured, missing = measure_run(run)
     warning = measured.pop("warning")
     values = measured.pop("singular_values")
-    run.write_result("embedding", {**measured, "split": split, "data": images.name})
     pictures = [feature_spectrum(values, measured["effective_rank"], warning)]
     if warning is not None:
         missing.append(f"{run.path}: {warning}")
@@ -68,6 +67,29 @@ def look_at_features(run: Run) -> Found:
         points = map_points(features, images, seed)
         pictures.insert(0, embedding_map(points, f"{split} images of {images.name}"))
     return [replace(picture, mark=mark) for picture in pictures], missing
+
+
+def measure_run(run: Run, data: DataConfig | None = None) -> MeasuredRun:
+    """Write results/embedding.json, on the run's own images or on others; no figure is drawn."""
+    config = run.config()
+    data = data or config.data
+    encoder = load_encoder(run.path)
+    split, images = _evaluation_images(data, config.train.seed)
+    compute = choose_compute(config.train.device, config.train.precision)
+    encoder.to(compute.device).to(memory_format=torch.channels_last)
+    features = extract(
+        encoder,
+        images,
+        image_size=data.image_size,
+        compute=compute,
+        workers=data.workers,
+        title="evaluation features",
+    )
+    measured, unmeasured = measure(features)
+    missing = [f"{run.path}: {sentence}" for sentence in unmeasured]
+    kept = {k: v for k, v in measured.items() if k not in ("warning", "singular_values")}
+    run.write_result("embedding", {**kept, "split": split, "data": images.name})
+    return MeasuredRun(images, split, features, measured, missing)
 
 
 def measure(features: Features) -> tuple[dict[str, Any], list[str]]:
@@ -139,12 +161,11 @@ def map_points(features: Features, images: ImageSet, seed: int) -> MapPoints:
     return MapPoints(x, y, labels, list(images.classes or ()), shown)
 
 
-def _evaluation_images(run: Run) -> tuple[str, ImageSet]:
+def _evaluation_images(data: DataConfig, seed: int) -> tuple[str, ImageSet]:
     """Test images where there are some, else those of training."""
-    config = run.config()
-    split = "test" if has_test(config.data) else "training"
-    images = open_images(config.data, "test" if split == "test" else "train", config.train.seed)
-    return split, images.subset(MOST_IMAGES, config.train.seed)
+    split = "test" if has_test(data) else "training"
+    images = open_images(data, "test" if split == "test" else "train", seed)
+    return split, images.subset(MOST_IMAGES, seed)
 
 
 def _digest(run: Run) -> str:

@@ -260,7 +260,11 @@ def gain_over(group: Group, base: int | None, known: Mapping[int, list[float]]) 
             if base is None
             else "its MoCo-v2 run lacks this evaluation",
         )
-    ours, theirs = known[group.number], known[base]
+    return difference(known[group.number], known[base])
+
+
+def difference(ours: list[float], theirs: list[float]) -> Gain:
+    """Of two means, with its standard error where both have two values or more."""
     (mean, deviation), (mean0, deviation0) = mean_and_deviation(ours), mean_and_deviation(theirs)
     if min(len(ours), len(theirs)) < 2:
         return Gain(mean - mean0, None, "one seed")

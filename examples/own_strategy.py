@@ -1,0 +1,64 @@
+"""A strategy of your own: any function like `hardmix.plan_mochi` will do for its name.
+
+The very hardest negatives are often of the query's own class (Fig. 2c). This one skips them, and
+mixes those that come next.
+
+python examples/own_strategy.py [--steps 100] [--num-skipped 64]
+"""
+
+import copy
+from functools import partial
+from typing import Any
+
+import torch
+import tyro
+from torch import Tensor
+
+from digits import DIM, build_encoder, read_digits, view
+from hardmix import MemoryQueue, MixPlan, MochiLoss, false_parents, plan_mochi
+
+
+def plan_semi_hard(
+    similarity: Tensor, *, exclude: Tensor | None = None, num_skipped: int = 64, **settings: Any
+) -> MixPlan:
+    """MoCHi's points, made of the N hardest negatives after the `num_skipped` very hardest."""
+    if exclude is None:
+        exclude = torch.zeros_like(similarity, dtype=torch.bool)
+    allowed = similarity.masked_fill(exclude, -torch.inf)
+    least = allowed.topk(num_skipped, dim=1).values[:, -1:]
+    return plan_mochi(similarity, exclude=exclude | (allowed >= least), **settings)
+
+
+def main(steps: int = 100, num_skipped: int = 64) -> tuple[float, float]:
+    """Train with it; return the share of points with a false parent: MoCHi's, and its own."""
+    torch.manual_seed(0)
+    images, labels = read_digits()
+    encoder = build_encoder()
+    key_encoder = copy.deepcopy(encoder).requires_grad_(False)
+    loss = MochiLoss(128, 128, 16, strategy=partial(plan_semi_hard, num_skipped=num_skipped))
+    memory = MemoryQueue(size=1024, dim=DIM)
+    optimizer = torch.optim.AdamW(encoder.parameters(), lr=1e-3)
+    for _ in range(steps):
+        rows = torch.randint(len(images), (64,))
+        with torch.no_grad():
+            pairs = zip(key_encoder.parameters(), encoder.parameters(), strict=True)
+            for slow, fast in pairs:
+                slow.lerp_(fast, 0.05)
+            key = key_encoder(view(images[rows]))
+        query = encoder(view(images[rows]))
+        optimizer.zero_grad()
+        loss(query, key, memory).backward()
+        optimizer.step()
+        memory.enqueue(key, labels[rows])
+
+    shares = []
+    for chosen in (MochiLoss(128, 128, 16), loss):
+        _, plan = chosen.contrast(query.detach(), key, memory)
+        assert plan is not None
+        shares.append(float(false_parents(plan, memory.same_class(labels[rows])).pairs_both))
+    print(f"points with two false parents: MoCHi {shares[0]:.0%}, semi-hard {shares[1]:.0%}")
+    return shares[0], shares[1]
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
