@@ -30,6 +30,13 @@ def build_encoder() -> nn.Module:
 
 
 @torch.no_grad()
+def follow(key_encoder: nn.Module, encoder: nn.Module, share: float = 0.05) -> None:
+    """Move MoCo's key encoder a little towards the query encoder: momentum 0.95."""
+    for slow, fast in zip(key_encoder.parameters(), encoder.parameters(), strict=True):
+        slow.lerp_(fast, share)
+
+
+@torch.no_grad()
 def found(encoder: nn.Module) -> float:
     """Share of 500 digits whose second view is closer to the first than any other digit's is."""
     images = read_digits()[0][:500]

@@ -11,7 +11,7 @@ import tyro
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from digits import DIM, build_encoder, found, read_digits, view
+from digits import DIM, build_encoder, follow, found, read_digits, view
 from hardmix import MemoryQueue, MochiLoss
 
 
@@ -28,10 +28,8 @@ class Mochi(lightning.LightningModule):
     def training_step(self, batch: list[Tensor], _: int) -> Tensor:
         """The loss of one batch; the queue is read, then written."""
         (images,) = batch
+        follow(self.key_encoder, self.encoder)
         with torch.no_grad():
-            pairs = zip(self.key_encoder.parameters(), self.encoder.parameters(), strict=True)
-            for slow, fast in pairs:
-                slow.lerp_(fast, 0.05)
             key = self.key_encoder(view(images))
         loss = self.loss(self.encoder(view(images)), key, self.memory)
         self.memory.enqueue(key)

@@ -14,7 +14,7 @@ import torch
 import tyro
 from torch import Tensor
 
-from digits import DIM, build_encoder, read_digits, view
+from digits import DIM, build_encoder, follow, read_digits, view
 from hardmix import MemoryQueue, MixPlan, MochiLoss, false_parents, plan_mochi
 
 
@@ -40,10 +40,8 @@ def main(steps: int = 100, num_skipped: int = 64) -> tuple[float, float]:
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=1e-3)
     for _ in range(steps):
         rows = torch.randint(len(images), (64,))
+        follow(key_encoder, encoder)
         with torch.no_grad():
-            pairs = zip(key_encoder.parameters(), encoder.parameters(), strict=True)
-            for slow, fast in pairs:
-                slow.lerp_(fast, 0.05)
             key = key_encoder(view(images[rows]))
         query = encoder(view(images[rows]))
         optimizer.zero_grad()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 import tyro
 
-from digits import DIM, build_encoder, read_digits, view
+from digits import DIM, build_encoder, follow, read_digits, view
 from hardmix import MemoryQueue, MochiLoss, alignment, false_parents, uniformity
 
 
@@ -36,10 +36,8 @@ def train(steps: int, batch_size: int, oracle: bool) -> Outcome:
     false_points = 0.0
     for _ in range(steps):
         rows = torch.randint(len(images), (batch_size,))
+        follow(key_encoder, encoder)
         with torch.no_grad():
-            pairs = zip(key_encoder.parameters(), encoder.parameters(), strict=True)
-            for slow, fast in pairs:
-                slow.lerp_(fast, 0.05)
             key = key_encoder(view(images[rows]))
         same_class = memory.same_class(labels[rows])
         exclude = same_class if oracle else None  # neither in the loss nor in a synthetic point

@@ -1,4 +1,4 @@
-"""What a step minimises: MoCo and MoCHi (Sec. 3.1, 4), or cross-entropy for the upper bound.
+"""What a step minimises: MoCo and MoCHi (Sec. 3.1, 4). supervised.py has the upper bound.
 
 Both have the same verbs, which the loop in pretrain.py calls: `backward` computes gradients,
 `remember` stores what the next step needs, `trunk` is what is kept, `describe` and `hardness` say
@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from hardmix.config import MixConfig, PretrainConfig, QueueStart
 from hardmix.contrast import Contrast
@@ -85,14 +84,14 @@ class Contrastive(nn.Module):
     def spread(self) -> None:
         """Begin on all processes: rank 0's weights everywhere, gradients averaged from now on."""
         share_state(self)
-        self._query = (averaged(self.pair.query, _black(self.config, self.compute)),)
+        self._query = (averaged(self.pair.query, black_images(self.config, self.compute)),)
 
     def backward(self, batch: Batch, moment: Moment) -> Tensor:
         """One step's gradients, in official MoCo's order; returns this rank's loss."""
         self.pair.update_key()
         keys, losses = [], []
         parts, last = self.config.train.accumulate, self.last
-        for number, part in enumerate(_parts(batch, parts)):
+        for number, part in enumerate(parts_of(batch, parts)):
             with unaveraged(self._query[0], number + 1 < parts):
                 with self.compute.autocast():
                     query = self._query[0](part.query)
@@ -231,63 +230,6 @@ class Contrastive(nn.Module):
         return torch.randperm(everyone, generator=generator)
 
 
-class Supervised(nn.Module):
-    """Cross-entropy on the same trunk and data: the paper's upper bound (Table 1)."""
-
-    def __init__(
-        self,
-        config: PretrainConfig,
-        compute: Compute,
-        channels: int,
-        trunk: nn.Module | None,
-        num_classes: int,
-    ) -> None:
-        super().__init__()
-        self.config, self.compute, self.accumulate = config, compute, config.train.accumulate
-        encoder = build_encoder(config.model, channels, trunk, image_size=config.data.image_size)
-        self.trunk = encoder.trunk
-        self.classifier = nn.Linear(encoder.width, num_classes)
-        self.accuracy = 0.0
-        self._network: tuple[nn.Module] = (nn.Sequential(self.trunk, self.classifier),)
-
-    def spread(self) -> None:
-        """Begin on all processes: rank 0's weights everywhere, gradients averaged from now on."""
-        share_state(self)
-        self._network = (averaged(self._network[0], _black(self.config, self.compute)),)
-
-    def normalised(self) -> nn.Module:
-        """What has running statistics."""
-        return self.trunk
-
-    def trained(self) -> list[nn.Parameter]:
-        """Everything."""
-        return list(self.parameters())
-
-    def backward(self, batch: Batch, moment: Moment) -> Tensor:  # noqa: ARG002
-        """One step's gradients on the first view; returns this rank's loss."""
-        losses, right = [], []
-        for number, part in enumerate(_parts(batch, self.accumulate), start=1):
-            with unaveraged(self._network[0], number < self.accumulate):
-                with self.compute.autocast():
-                    logits = self._network[0](part.query).float()
-                loss = cross_entropy(logits, part.labels)
-                (loss / self.accumulate).backward()
-            losses.append(loss.detach())
-            right.append((logits.argmax(dim=1) == part.labels).float().mean())
-        self.accuracy = float(torch.stack(right).mean())
-        return torch.stack(losses).mean()
-
-    def remember(self, batch: Batch) -> None:
-        """Nothing: there is no queue."""
-
-    def describe(self) -> dict[str, float]:
-        """Accuracy on the last batch."""
-        return mean_over_ranks({"train_accuracy": self.accuracy})
-
-    def hardness(self) -> None:
-        """Nothing: there are no negatives."""
-
-
 def choose_strategy(mix: MixConfig, epoch: float, epochs: float) -> Strategy:
     """The strategy by name, with its own options and at its point of the curriculum."""
     if mix.strategy == "softmax-sampled":
@@ -310,11 +252,13 @@ def share_state(module: nn.Module) -> None:
         broadcast(tensor)
 
 
-def _black(config: PretrainConfig, compute: Compute) -> Tensor:
+def black_images(config: PretrainConfig, compute: Compute) -> Tensor:
+    """Two images to try a network with."""
     size = config.data.image_size
     images = torch.zeros(2, config.data.channels, size, size, device=compute.device)
     return images.contiguous(memory_format=torch.channels_last)
 
 
-def _parts(batch: Batch, number: int) -> list[Batch]:
+def parts_of(batch: Batch, number: int) -> list[Batch]:
+    """A batch in as many parts, whose gradients are added up."""
     return [Batch(*part) for part in zip(*(field.chunk(number) for field in batch), strict=True)]

@@ -12,11 +12,12 @@ from hardmix.errors import InputError
 from hardmix.faults import Statistics
 from hardmix.loading import open_loader
 from hardmix.narration import Board
-from hardmix.objectives import Contrastive, Moment, Supervised
+from hardmix.objectives import Contrastive, Moment
 from hardmix.precision import choose_compute
 from hardmix.runs import Run
 from hardmix.signals import StopRequest
 from hardmix.stateless import seed_of
+from hardmix.supervised import Supervised
 from hardmix.training_state import Training
 
 

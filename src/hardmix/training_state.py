@@ -34,10 +34,11 @@ from hardmix.faults import MOST_SKIPPED, Statistics, keep_for_inspection, likely
 from hardmix.loading import Batch, ShardLoader, ViewLoader
 from hardmix.memory import UNKNOWN
 from hardmix.narration import Board
-from hardmix.objectives import Contrastive, Supervised, share_state
+from hardmix.objectives import Contrastive, share_state
 from hardmix.precision import Compute
 from hardmix.runs import Run
 from hardmix.signals import StopRequest
+from hardmix.supervised import Supervised
 
 SAVE, STOP = 1, 2
 """What a rank may ask of all; the highest wins."""
