@@ -172,29 +172,32 @@ def _proxy() -> tuple[Row, ...]:
     return *rows, _row("mochi", BEST, source="table1", evaluations=evaluations)
 
 
+_VARIANTS: list[tuple[str, dict[str, Any], str]] = [
+    ("ranked by key", {"strategy": "ranked-by-key"}, "about 0.2 below MoCHi"),
+    ("mixed with key", {"strategy": "mixed-with-key"}, "about 0.1 to 0.2 below MoCHi"),
+    ("logits times beta", {"strategy": "beta-weighted"}, "slightly below MoCHi"),
+    ("logits times 1 - beta", {"strategy": "one-minus-beta-weighted"}, "nothing: our reading"),
+    ("logits plus log beta", {"strategy": "log-beta-weighted"}, "nothing: our reading"),
+    *(
+        (
+            f"softmax-sampled, tau' = {t}",
+            {"strategy": "softmax-sampled", "sampling_temperature": t},
+            "10 to 30 below, for different tau'",
+        )
+        for t in (0.05, 0.2, 1.0)
+    ),
+    ("50 % of the top N", {"strategy": "fixed-percentage"}, "inconclusive"),
+    (
+        "50 % of the top N, falling to 0",
+        {"strategy": "fixed-percentage", "percentage_end": 0.0},
+        "future work",
+    ),
+]
+"""Name, settings of `mix`, and what App. B.2 says of it in words."""
+
+
 def _variants() -> tuple[Row, ...]:
     """App. B.2; the paper does not say at which (N, s, s'), tau' or X: ours."""
-    said: list[tuple[str, dict[str, Any], str]] = [
-        ("ranked by key", {"strategy": "ranked-by-key"}, "about 0.2 below MoCHi"),
-        ("mixed with key", {"strategy": "mixed-with-key"}, "about 0.1 to 0.2 below MoCHi"),
-        ("logits times beta", {"strategy": "beta-weighted"}, "slightly below MoCHi"),
-        ("logits times 1 - beta", {"strategy": "one-minus-beta-weighted"}, "nothing: our reading"),
-        ("logits plus log beta", {"strategy": "log-beta-weighted"}, "nothing: our reading"),
-        *(
-            (
-                f"softmax-sampled, tau' = {t}",
-                {"strategy": "softmax-sampled", "sampling_temperature": t},
-                "10 to 30 below, for different tau'",
-            )
-            for t in (0.05, 0.2, 1.0)
-        ),
-        ("50 % of the top N", {"strategy": "fixed-percentage"}, "inconclusive"),
-        (
-            "50 % of the top N, falling to 0",
-            {"strategy": "fixed-percentage", "percentage_end": 0.0},
-            "future work",
-        ),
-    ]
     rows = [
         _row(
             "mochi",
@@ -203,7 +206,7 @@ def _variants() -> tuple[Row, ...]:
             changes=tuple((f"mix.{setting}", value) for setting, value in changes.items()),
             note=f"the paper says in words (App. B.2): {words}",
         )
-        for name, changes, words in said
+        for name, changes, words in _VARIANTS
     ]
     return _row("moco-v2", source="table1"), _row("mochi", BEST, source="table1"), *rows
 

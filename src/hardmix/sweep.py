@@ -118,7 +118,10 @@ def run_job(job: Job, plan: Plan, stop: StopRequest) -> list[Failure] | None:
                 except Exception as error:  # the other evaluations do not depend on it
                     failed[name] = error
             pause(stop)
-    except (LockedError, NotYetError) as error:
+    except LockedError:
+        say(f"{job.name} is left to the process that works on it.")
+        return None
+    except NotYetError as error:
         say(f"{job.name} has to wait: {error}")
         return None
     except UnfinishedError:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hardmix.analyses.embedding import measure_run
 from hardmix.config import DataConfig
@@ -14,20 +15,32 @@ from hardmix.report.reading import read_json
 from hardmix.runs import Run
 from hardmix.sweep_plan import SweepOptions
 
-PROTOCOLS = {"linear-cached": "cached features, lbfgs: not the paper's"}
-"""What a result must say of itself to be used; a linear result names its preset."""
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "linear-cached": {"protocol": "cached features, lbfgs: not the paper's"},
+    "knn": {"k": 200, "temperature": 0.07},
+    "linear": {},
+}
+"""What an accuracy must say of itself to be used, beside its images and its preset: somebody may
+have evaluated the run otherwise by hand."""
 
 
 def is_present(run: Run, name: str) -> bool:
-    """Whether the run has this result, by the protocol of sweeps."""
+    """Whether the run has this result, by the protocol of sweeps and on its own images."""
     try:
         result = read_json(run.results / f"{name}.json")
     except (OSError, ValueError):
         return False
     if not isinstance(result, dict):
         return False
-    wanted = f"preset {run.config().recipe}" if name == "linear" else PROTOCOLS.get(name)
-    return wanted is None or result.get("protocol") == wanted
+    if name not in PROTOCOLS:
+        return True
+    config = run.config()
+    wanted = dict(PROTOCOLS[name])
+    if name == "linear":
+        wanted["protocol"] = f"preset {config.recipe}"
+    if config.data.name is not None:
+        wanted["data"] = config.data.name
+    return all(result.get(key) == value for key, value in wanted.items())
 
 
 def evaluate(run: Run, name: str, options: SweepOptions) -> None:

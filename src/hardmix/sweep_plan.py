@@ -10,8 +10,9 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from hardmix.config import PretrainConfig
 from hardmix.errors import InputError
@@ -163,7 +164,7 @@ def run_name(config: PretrainConfig) -> str:
 
     The same settings give the same name in every grid, and in later versions with more settings.
     """
-    usual, train, mix = settings(PretrainConfig()), config.train, config.mix
+    usual, train, mix = _usual_settings(), config.train, config.mix
     chosen = {
         name: value
         for name, value in settings(config).items()
@@ -181,6 +182,11 @@ def run_name(config: PretrainConfig) -> str:
     words.append(f"e{train.epochs}" if train.stop_epoch is None else f"e{train.stop_epoch}")
     words.append(hashlib.sha256(text.encode()).hexdigest()[:8])
     return f"{'-'.join(words)}-seed{train.seed}"
+
+
+@cache
+def _usual_settings() -> dict[str, Any]:
+    return settings(PretrainConfig())
 
 
 def same_run(rows: Sequence[Row], options: SweepOptions) -> list[str]:
