@@ -111,7 +111,7 @@ def test_the_readmes_loop_runs():
 
 
 def test_a_reader_that_leaves_is_no_defect():
-    command = f"{sys.executable} -m hardmix pretrain --help | head -n 1; echo ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m hardmix pretrain --help | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == "141"
     assert done.stderr == ""

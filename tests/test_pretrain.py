@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from hardmix import cli
 from hardmix.config import PretrainConfig
 from hardmix.errors import InputError
+from hardmix.mixing import plan_mochi
 from hardmix.objectives import Contrastive, Moment, choose_strategy
 from hardmix.precision import choose_compute
 from hardmix.pretrain import prepare, pretrain, start
@@ -410,3 +411,22 @@ def test_hardness_is_recorded_at_a_few_epochs_and_repeats_after_a_resume(tmp_pat
     assert sum(whole[1]["with_query"]) == 16 * 4
     pretrain(tiny(train={"stop_epoch": 1}), tmp_path / "stopped")
     assert pretrain(tiny(), tmp_path / "stopped", resume=True).hardness() == whole
+
+
+def test_a_strategy_of_ones_own_plans_the_points_and_is_recorded(tmp_path, capfd):
+    seen = []
+
+    def mine(similarity, **settings):
+        seen.append(similarity.shape)
+        return plan_mochi(similarity, **{k: v for k, v in settings.items() if k != "embeddings"})
+
+    run = pretrain(tiny(), tmp_path / "run", strategy=mine)
+    assert seen == [(16, 64)] * 6  # the second epoch: the first is warm-up
+    assert run.config().mix.strategy == "own"
+    with pytest.raises(InputError, match=r"mix\.strategy=own is a function .* give it again"):
+        pretrain(run.config(), run.path, resume=True)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["pretrain", "demo", "--mix.strategy", "own", "--out", str(tmp_path / "other")])
+    assert stopped.value.code == 2
+    assert "give it again" in capfd.readouterr().err
+    assert not (tmp_path / "other").exists()

@@ -19,8 +19,10 @@ StrategyName = Literal[
     "log-beta-weighted",
     "softmax-sampled",
     "fixed-percentage",
+    "own",
 ]
-"""How synthetic points are planned: Sec. 4 ("mochi") and the variants of App. B.2."""
+"""How synthetic points are planned: Sec. 4 ("mochi") and the variants of App. B.2; "own" is a
+function of yours, given to `pretrain` or `MochiLoss`."""
 
 RealNegatives = Literal["keep", "drop_hardest", "drop_all"]
 """What becomes of the real negatives beside the synthetic ones. The paper keeps them; its row

@@ -32,6 +32,7 @@ from hardmix.distributed import (
     world_size,
 )
 from hardmix.encoders import QueryKeyPair, build_encoder, encode_keys
+from hardmix.errors import InputError
 from hardmix.faults import check_embeddings
 from hardmix.loading import Batch
 from hardmix.loss import MochiLoss
@@ -54,10 +55,16 @@ class Contrastive(nn.Module):
     """MoCo or MoCHi: two encoders, a queue, and the loss between them."""
 
     def __init__(
-        self, config: PretrainConfig, compute: Compute, channels: int, trunk: nn.Module | None
+        self,
+        config: PretrainConfig,
+        compute: Compute,
+        channels: int,
+        trunk: nn.Module | None,
+        strategy: Strategy | None = None,
     ) -> None:
         super().__init__()
-        self.config, self.compute = config, compute
+        self.config, self.compute, self.strategy = config, compute, strategy
+        choose_strategy(config.mix, 0, config.train.epochs, strategy)
         train, model = config.train, config.model
         encoder = build_encoder(model, channels, trunk, image_size=config.data.image_size)
         self.pair = QueryKeyPair(encoder, model.key_momentum, model.key_bn_splits)
@@ -208,7 +215,7 @@ class Contrastive(nn.Module):
             mix.num_pairs,
             mix.num_with_query,
             self.config.train.temperature,
-            strategy=choose_strategy(mix, moment.epoch, self.config.train.epochs),
+            strategy=choose_strategy(mix, moment.epoch, self.config.train.epochs, self.strategy),
             real_negatives=mix.real_negatives,
             through_query=mix.through_query,
         )
@@ -230,8 +237,17 @@ class Contrastive(nn.Module):
         return torch.randperm(everyone, generator=generator)
 
 
-def choose_strategy(mix: MixConfig, epoch: float, epochs: float) -> Strategy:
+def choose_strategy(
+    mix: MixConfig, epoch: float, epochs: float, own: Strategy | None = None
+) -> Strategy:
     """The strategy by name, with its own options and at its point of the curriculum."""
+    if mix.strategy == "own":
+        if own is None:
+            raise InputError(
+                "mix.strategy=own is a function that only its author has: give it again, as"
+                " pretrain(..., strategy=...), or choose a strategy by name."
+            )
+        return own
     if mix.strategy == "softmax-sampled":
         return partial(plan_softmax_sampled, sampling_temperature=mix.sampling_temperature)
     if mix.strategy == "fixed-percentage":

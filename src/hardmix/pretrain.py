@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from hardmix.evaluations.knn import knn_accuracy
 from hardmix.faults import NonFiniteError, check_gradients
 from hardmix.features import extract
 from hardmix.loading import Batch
+from hardmix.mixing import Strategy
 from hardmix.narration import (
     describe_start,
     last_epoch,
@@ -57,18 +59,23 @@ def pretrain(
     *,
     resume: Resume = False,
     trunk: nn.Module | None = None,
+    strategy: Strategy | None = None,
     allow_changed_data: bool = False,
 ) -> Run:
-    """Train an encoder and write the run's folder; `trunk` is your own network, for the library.
+    """Train an encoder and write the run's folder.
 
-    With `resume` a stopped run goes on where its last checkpoint is, and a finished one with more
-    epochs (App. C.1: the 800-epoch runs) from its end. SIGTERM, SIGINT and SIGUSR1 save and raise
-    `UnfinishedError`. Within torch.distributed every rank calls this, and rank 0 writes.
+    For the library: `trunk` is a network of your own, `strategy` your own way to plan points (the
+    config then says "own"). With `resume` a stopped run goes on where its last checkpoint is, and a
+    finished one with more epochs (App. C.1: the 800-epoch runs) from its end. SIGTERM, SIGINT and
+    SIGUSR1 save and raise `UnfinishedError`. Within torch.distributed every rank calls this, and
+    rank 0 writes.
     """
+    if strategy is not None:
+        config = replace(config, mix=replace(config.mix, strategy="own"))
     run = Run(out)
     again = goes_on(run, resume)
     with listening() as stop:
-        training = prepare(config, run, trunk=trunk, stop=stop)
+        training = prepare(config, run, trunk=trunk, strategy=strategy, stop=stop)
         with locked_folder(run.path), told(training):
             start(training, resume=again, allow_changed_data=allow_changed_data)
             train(training)

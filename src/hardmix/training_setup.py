@@ -11,6 +11,7 @@ from hardmix.encoders import UNSPLIT_WARNING
 from hardmix.errors import InputError
 from hardmix.faults import Statistics
 from hardmix.loading import open_loader
+from hardmix.mixing import Strategy
 from hardmix.narration import Board
 from hardmix.objectives import Contrastive, Moment
 from hardmix.precision import choose_compute
@@ -22,7 +23,12 @@ from hardmix.training_state import Training
 
 
 def prepare(
-    config: PretrainConfig, run: Run, *, trunk: nn.Module | None = None, stop: StopRequest
+    config: PretrainConfig,
+    run: Run,
+    *,
+    trunk: nn.Module | None = None,
+    strategy: Strategy | None = None,
+    stop: StopRequest,
 ) -> Training:
     """Check and build everything, and write nothing yet: bad input costs nothing."""
     compute = choose_compute(config.train.device, config.train.precision)
@@ -37,7 +43,7 @@ def prepare(
         num_classes = len(images.classes or ()) if images is not None else 0
         objective = Supervised(config, compute, channels, trunk, num_classes)
     else:
-        objective = Contrastive(config, compute, channels, trunk)
+        objective = Contrastive(config, compute, channels, trunk, strategy)
     objective.to(compute.device).to(memory_format=torch.channels_last).train()
     objective.spread()
     optimizer = build_optimizer(objective.trained(), config.optimizer)
