@@ -195,6 +195,21 @@ def test_detectors_are_listed_by_their_average_precision(tmp_path):
     assert "iterations 100 instead of 24000" in page.text
 
 
+def test_detectors_from_other_weights_are_never_called_the_runs(tmp_path):
+    detection = {
+        "metrics": {"VOC07 11-point": {"ap": {"mean": 0.338}, "ap50": {"mean": 0.602}}},
+        "settings": {"task": "voc", "schedule": "24k"},
+        "start": "random",
+        "versions": {},
+    }
+    config = config_of(recipe="imagenet1k")
+    run = write_run(tmp_path / "run", config, None, {"detection-voc-24k-random": detection})
+    page = report(tmp_path, run)
+    assert "Detection, VOC07 11-point, from random weights" in page.text
+    (row,) = page.rows("AP")
+    assert "57.1" not in " ".join(row)
+
+
 LINEAR = {"protocol": "preset imagenet100", "data": "imagenet100"}
 
 

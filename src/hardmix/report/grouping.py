@@ -187,6 +187,8 @@ def measures_of(name: str, result: dict[str, Any]) -> list[Measure]:
         ap, ap50 = (_trial_mean(numbers, key) for key in ("ap", "ap50"))
         if ap is not None:
             title, paper = f"Detection, {metric}", PAPER_AP.get(metric, ("none", "AP"))
+            if result.get("start") in ("random", "supervised"):  # not the run's own encoder
+                title, paper = f"{title}, from {result['start']} weights", ("none", "AP")
             found.append(Measure(title, "AP", ap, "AP50", ap50, paper, result))
     return found
 
