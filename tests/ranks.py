@@ -37,9 +37,9 @@ TINY = {
 }
 
 
-def tiny(method="mochi", **more):
+def tiny(method="mochi", oracle=False, **more):
     """A run of a few seconds on 96 shapes, with settings by group."""
-    config = RECIPES["demo"].build(method, False)
+    config = RECIPES["demo"].build(method, oracle)
     groups = {name: TINY.get(name, {}) | more.get(name, {}) for name in TINY.keys() | more.keys()}
     changed = {
         name: dataclasses.replace(getattr(config, name), **values)

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch.nn.functional import normalize
 
+import ranks
 from hardmix import alignment, cli, figures, uniformity
 from hardmix.analyses import embedding
 from hardmix.analyses.embedding import effective_rank, measure, singular_values
@@ -39,29 +40,12 @@ from hardmix.runs import Run
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 
-TINY = {
-    "data": {"num_images": 48, "image_size": 32},
-    "mix": {"num_hardest": 16, "num_pairs": 8, "num_with_query": 4, "warm_up_epochs": 1},
-    "train": {
-        "epochs": 2,
-        "batch_size": 16,
-        "queue_size": 32,
-        "log_every": 2,
-        "knn_every": 0,
-        "device": "cpu",
-        "precision": "fp32",
-    },
-}
+TRAIN = {"queue_size": 32, "log_every": 2, "knn_every": 0, "precision": "fp32"}
 
 
-def tiny(method="mochi", oracle=False, **more) -> PretrainConfig:
-    config = RECIPES["demo"].build(method, oracle)
-    groups = {name: values | more.get(name, {}) for name, values in TINY.items()}
-    changed = {
-        name: dataclasses.replace(getattr(config, name), **values)
-        for name, values in groups.items()
-    }
-    return dataclasses.replace(config, **changed)
+def tiny(method="mochi", oracle=False, *, train=None, data=None, **more) -> PretrainConfig:
+    data = {"num_images": 48} | (data or {})
+    return ranks.tiny(method, oracle, train=TRAIN | (train or {}), data=data, **more)
 
 
 @pytest.fixture(scope="module")

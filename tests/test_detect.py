@@ -469,7 +469,7 @@ def test_encoders_that_cannot_be_detectors_are_refused(
 
 
 def check_trial(number, cells=None, out=None):
-    config = tiny(trials=1)
+    config = tiny(precise_bn=0)
     splits = open_voc(Path(cells))
     torch.manual_seed(number)  # what a process draws by itself must not matter
     trunk = very_narrow()
@@ -497,10 +497,11 @@ def test_two_processes_train_one_detector(cells, tmp_path):
     one, two = torch.load(out / "0.pt"), torch.load(out / "1.pt")
     assert one == two
     # The checkpoint, tested by one process, gives what two processes found together.
-    config = tiny(precise_bn=0)
-    training = new_training(cells, out / "trial-0", config)
+    training = new_training(cells, out / "trial-0", tiny(precise_bn=0))
     restore(training)
     assert training.step == 4
+    alone, _ = detect.test(training, open_voc(cells), cells)
+    assert alone == one
     assert len(list((out / "trial-0" / "checkpoints").glob("*.json"))) == 2
     assert (out / "trial-0" / "pictures" / "0.png").exists()
 

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+import ranks
 from hardmix import cli
 from hardmix.config import PretrainConfig
 from hardmix.errors import InputError
@@ -21,28 +22,9 @@ from hardmix.recipes import RECIPES
 from hardmix.runs import Run
 from hardmix.signals import StopRequest
 
-TINY = {
-    "data": {"num_images": 96, "image_size": 32},
-    "mix": {"num_hardest": 16, "num_pairs": 8, "num_with_query": 4, "warm_up_epochs": 1},
-    "train": {
-        "epochs": 2,
-        "batch_size": 16,
-        "queue_size": 64,
-        "log_every": 2,
-        "knn_every": 2,
-        "device": "cpu",
-    },
-}
 
-
-def tiny(method="mochi", oracle=False, **more) -> PretrainConfig:
-    config = RECIPES["demo"].build(method, oracle)
-    groups = {name: TINY.get(name, {}) | more.get(name, {}) for name in TINY.keys() | more.keys()}
-    changed = {
-        name: dataclasses.replace(getattr(config, name), **values)
-        for name, values in groups.items()
-    }
-    return dataclasses.replace(config, **changed)
+def tiny(method="mochi", oracle=False, *, train=None, **more) -> PretrainConfig:
+    return ranks.tiny(method, oracle, train={"log_every": 2} | (train or {}), **more)
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hardmix.detection_config import SCHEDULES, DetectionConfig
+
 PLUG_IN_FILE = "hardmix_detectron2.py"
 """Its name must be one that Python can import."""
 
@@ -82,42 +84,53 @@ def side_files(backbone: str, weights_name: str) -> dict[str, bytes]:
     stem = weights_name.rpartition(".")[0]
     names = {"voc": f"{stem}_voc_24k.yaml", "coco": f"{stem}_coco_1x.yaml"}
     shape = SHAPES[backbone]
+    special = {
+        "voc": _VOC | _numbers(SCHEDULES["voc", "24k"]),
+        "coco": _COCO | _numbers(SCHEDULES["coco", "1x"]),
+    }
     texts = {
         names[data]: _CONFIG.substitute(
-            special, plug_in=PLUG_IN_FILE, name=names[data], weights=weights_name, **shape._asdict()
+            values, plug_in=PLUG_IN_FILE, name=names[data], weights=weights_name, **shape._asdict()
         )
-        for data, special in (("voc", _VOC), ("coco", _COCO))
+        for data, values in special.items()
     }
     texts[PLUG_IN_FILE] = _PLUG_IN
     return {name: text.encode() for name, text in texts.items()}
 
 
-_VOC = {
+def _numbers(schedule: DetectionConfig) -> dict[str, object]:
+    """What `hardmix detect` trains with, in detectron2's words."""
+    return {
+        "batch_size": schedule.batch_size,
+        "lr": schedule.lr,
+        "sizes": list(schedule.sides),
+        "test_size": schedule.test_side,
+        "proposals": schedule.proposals,
+        "steps": list(schedule.milestones),
+        "iterations": schedule.iterations,
+        "warm_up": schedule.warm_up,
+        "precise_bn": schedule.precise_bn,
+    }
+
+
+_VOC: dict[str, object] = {
     "title": "Faster R-CNN, C4, Pascal VOC: trainval 2007 and 2012, test 2007; 24k iterations.",
     "mask": "false",
     "classes": 20,
     "train": '["voc_2007_trainval", "voc_2012_trainval"]',
     "test": '["voc_2007_test"]',
-    "sizes": list(range(480, 801, 32)),
-    "steps": [18000, 22000],
-    "iterations": 24000,
-    "warm_up": 100,
 }
-_COCO = {
+_COCO: dict[str, object] = {
     "title": "Mask R-CNN, C4, COCO 2017; the 1x schedule of 90k iterations.",
     "mask": "true",
     "classes": 80,
     "train": '["coco_2017_train"]',
     "test": '["coco_2017_val"]',
-    "sizes": list(range(640, 801, 32)),
-    "steps": [60000, 80000],
-    "iterations": 90000,
-    "warm_up": 1000,
 }
 
 _CONFIG = Template("""\
 # $title
-# For 16 images per iteration on all GPUs together. In this folder:
+# For $batch_size images per iteration on all GPUs together. In this folder:
 #   python $plug_in --config-file $name --num-gpus 8
 VERSION: 2
 MODEL:
@@ -139,27 +152,27 @@ MODEL:
     STRIDE_IN_1X1: false
   RPN:
     PRE_NMS_TOPK_TEST: 6000
-    POST_NMS_TOPK_TEST: 1000
+    POST_NMS_TOPK_TEST: $proposals
   ROI_HEADS:
     NAME: Res5ROIHeadsExtraNorm
     NUM_CLASSES: $classes
 INPUT:
   FORMAT: RGB
   MIN_SIZE_TRAIN: $sizes
-  MIN_SIZE_TEST: 800
+  MIN_SIZE_TEST: $test_size
 DATASETS:
   TRAIN: $train
   TEST: $test
 SOLVER:
-  IMS_PER_BATCH: 16
-  BASE_LR: 0.02
+  IMS_PER_BATCH: $batch_size
+  BASE_LR: $lr
   STEPS: $steps
   MAX_ITER: $iterations
   WARMUP_ITERS: $warm_up
 TEST:
   PRECISE_BN:
     ENABLED: true
-    NUM_ITER: 200
+    NUM_ITER: $precise_bn
 """)
 
 _PLUG_IN = '''\
