@@ -39,7 +39,7 @@ class Sweep:
     scale: Annotated[ScaleName, Help(help="the paper's settings, or small ones for CPUs")] = "paper"
     seeds: Annotated[int, Help(help="runs of every row")] = 3
     first_seed: Annotated[int, Help(help="another one for fresh seeds")] = 0
-    only: Annotated[tuple[str, ...], Help(help="rows whose label holds one of these texts")] = ()
+    only: Annotated[tuple[str, ...], Help(help="rows whose label is or else holds one of these")] = ()
     index: Annotated[str | None, Help(metavar="I/N", help="do part I of N, I from 1")] = None
     dry_run: Annotated[bool, Help(help="show the plan and touch nothing")] = False
     job_only: Annotated[bool, Help(help="write DIR/job.sh for SLURM and train nothing")] = False

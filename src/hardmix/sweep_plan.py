@@ -112,12 +112,15 @@ def make_plan(options: SweepOptions) -> Plan:
 
 
 def selected_rows(options: SweepOptions) -> tuple[Row, ...]:
-    """Rows of the grid whose label holds one of the texts of --only."""
+    """Rows whose label is, or else holds, one of the texts of --only."""
     rows = grid_named(options.grid).rows
     if not options.only:
         return rows
-    wanted = [text.casefold() for text in options.only]
-    found = tuple(row for row in rows if any(text in row.label.casefold() for text in wanted))
+    labels = [row.label.casefold() for row in rows]
+    chosen: set[str] = set()
+    for text in (text.casefold() for text in options.only):
+        chosen |= {text} if text in labels else {label for label in labels if text in label}
+    found = tuple(row for row, label in zip(rows, labels, strict=True) if label in chosen)
     if not found:
         raise InputError(
             f"--only {' '.join(options.only)} is part of no label of {options.grid}: they are"
