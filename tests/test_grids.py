@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from hardmix.errors import InputError
-from hardmix.grid_rows import LEFT_OUT, baseline_of, paper_numbers
-from hardmix.grids import GRIDS, grid_named
 from hardmix.paper_results import printed_rows
 from hardmix.recipes import RECIPES
-from hardmix.scales import SMALL_RECIPES, comparable, config_at, describe_scale
+from hardmix.sweep.grid_rows import LEFT_OUT, baseline_of, paper_numbers
+from hardmix.sweep.grids import GRIDS, grid_named
+from hardmix.sweep.scales import SMALL_RECIPES, comparable, config_at, describe_scale
 
 SOURCES = {
     "table1": "table1",
@@ -31,7 +31,9 @@ def labelled(grid: str, label: str):
 
 
 def test_grids_need_no_torch():
-    program = "import hardmix.grids, hardmix.scales, sys; assert 'torch' not in sys.modules"
+    program = (
+        "import hardmix.sweep.grids, hardmix.sweep.scales, sys; assert 'torch' not in sys.modules"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -13,21 +13,22 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from hardmix import cli, sweep_evaluations
-from hardmix import sweep as sweeping
+from hardmix import cli
 from hardmix.detection_config import SCHEDULES
 from hardmix.errors import InputError, UnfinishedError
 from hardmix.evaluations import linear
 from hardmix.evaluations.detection import detect
-from hardmix.grids import GRIDS
 from hardmix.pretrain import pretrain
 from hardmix.recipes import LINEAR_PRESETS, RECIPES
 from hardmix.runs import Run, to_json
-from hardmix.sweep import sweep
-from hardmix.sweep_estimates import in_words
-from hardmix.sweep_plan import SweepOptions, config_of, evaluations_of, make_plan, run_name
-from hardmix.sweep_results import MEASURES, collect
-from hardmix.sweep_tables import as_latex, escape
+from hardmix.sweep import evaluations as sweep_evaluations
+from hardmix.sweep import sweeping
+from hardmix.sweep.estimates import in_words
+from hardmix.sweep.grids import GRIDS
+from hardmix.sweep.plan import SweepOptions, config_of, evaluations_of, make_plan, run_name
+from hardmix.sweep.results import MEASURES, collect
+from hardmix.sweep.sweeping import sweep
+from hardmix.sweep.tables import as_latex, escape
 
 BEST = "MoCHi (1024, 1024, 128)"
 PROTOCOL = {
@@ -135,6 +136,15 @@ def test_finished_runs_and_results_are_used_again_by_every_grid(tmp_path, traine
     assert len(new) == len(trainer.trained) - len(trained) == 3
 
 
+def test_a_whole_label_means_that_row_and_a_part_all_that_hold_it(tmp_path: Path) -> None:
+    def labels(*only: str) -> list[str]:
+        return [row.label for row in make_plan(options(tmp_path, seeds=1, only=only)).rows]
+
+    assert labels("moco-v2") == ["MoCo-v2"]
+    assert labels("o-v2") == ["MoCo-v2", "MoCo-v2, oracle"]
+    assert labels("supervised", "MoCo-v2, oracle") == ["MoCo-v2, oracle", "supervised"]
+
+
 def test_a_stopped_sweep_goes_on_where_it_stopped(tmp_path, trainer):
     trainer.raises = {"oracle": UnfinishedError("stopped by SIGTERM.")}
     with pytest.raises(UnfinishedError, match="same sweep command goes on"):
@@ -165,7 +175,7 @@ def test_a_failure_is_written_down_and_the_rest_is_done(tmp_path, trainer):
 
 def test_a_failed_evaluation_costs_no_other(tmp_path, trainer):
     trainer.raises = {"evaluation knn": InputError("too few images.")}
-    outcome = sweep(options(tmp_path, seeds=1, only=("MoCo-v2",)))
+    outcome = sweep(options(tmp_path, seeds=1, only=("MoCo-v2", "MoCo-v2, oracle")))
     assert [failure.file.name.split(".")[1] for failure in outcome.failures] == ["knn"] * 2
     assert {name for _, name in trainer.evaluated} == {"linear-cached", "embedding"}
 
@@ -222,7 +232,7 @@ sys.stdin.read()
 
 
 def test_a_run_of_another_process_is_left_to_it_and_taken_up_later(tmp_path, trainer, capfd):
-    chosen = options(tmp_path, seeds=1, only=("MoCo-v2",))
+    chosen = options(tmp_path, seeds=1, only=("MoCo-v2", "MoCo-v2, oracle"))
     name = make_plan(chosen).own[0].name
     claim = tmp_path / ".claims" / name
     claim.mkdir(parents=True)
@@ -300,7 +310,7 @@ def test_mixing_settings_do_not_name_a_run_that_mixes_nothing():
 
 
 def test_tables_hold_mean_deviation_and_gain_over_moco_v2(tmp_path, trainer):
-    sweep(options(tmp_path, seeds=3, only=("MoCo-v2", BEST)))
+    sweep(options(tmp_path, seeds=3, only=("MoCo-v2", BEST, "oracle")))
     lines = list(csv.DictReader(io.StringIO((tmp_path / "table1.csv").read_text())))
     found = {(line["label"], line["measure"]): line for line in lines}
     mochi = found[BEST, "linear probe top-1"]
@@ -346,8 +356,8 @@ def test_one_seed_has_no_deviation_and_no_error(tmp_path, trainer):
 
 
 def test_a_table_of_some_rows_has_the_baseline_that_was_trained_before(tmp_path, trainer):
-    sweep(options(tmp_path, seeds=1, only=("MoCo-v2",)))
-    sweep(options(tmp_path, seeds=1, only=(BEST,)))
+    sweep(options(tmp_path, seeds=1, only=("MoCo-v2", "MoCo-v2, oracle")))
+    sweep(options(tmp_path, seeds=1, only=(BEST, f"{BEST}, oracle")))
     facts = json.loads((tmp_path / "table1.json").read_text())
     assert [row["label"] for row in facts["rows"]] == [
         *("MoCo-v2", BEST, "MoCo-v2, oracle", f"{BEST}, oracle")

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import tyro
 
 from hardmix.errors import InputError
-from hardmix.grids import GRIDS
-from hardmix.scales import ScaleName
+from hardmix.sweep.grids import GRIDS
+from hardmix.sweep.scales import ScaleName
 
 Help = tyro.conf.arg
 
@@ -39,7 +39,9 @@ class Sweep:
     scale: Annotated[ScaleName, Help(help="the paper's settings, or small ones for CPUs")] = "paper"
     seeds: Annotated[int, Help(help="runs of every row")] = 3
     first_seed: Annotated[int, Help(help="another one for fresh seeds")] = 0
-    only: Annotated[tuple[str, ...], Help(help="rows whose label is or else holds one of these")] = ()
+    only: Annotated[
+        tuple[str, ...], Help(help="rows whose label is or else holds one of these")
+    ] = ()
     index: Annotated[str | None, Help(metavar="I/N", help="do part I of N, I from 1")] = None
     dry_run: Annotated[bool, Help(help="show the plan and touch nothing")] = False
     job_only: Annotated[bool, Help(help="write DIR/job.sh for SLURM and train nothing")] = False
@@ -56,8 +58,8 @@ def sweep(arguments: list[str]) -> None:
     """A grid of the paper: every row trained, evaluated, beside the paper's numbers."""
     options = tyro.cli(Sweep, prog="hardmix sweep", args=arguments)
     from hardmix.console import complain
-    from hardmix.sweep import sweep as run
-    from hardmix.sweep_plan import SweepOptions
+    from hardmix.sweep.plan import SweepOptions
+    from hardmix.sweep.sweeping import sweep as run
 
     chosen = {k: v for k, v in vars(options).items() if k not in ("dry_run", "job_only", "data")}
     outcome = run(

@@ -1,0 +1,144 @@
+"""How far the runs of a sweep are, and how long the rest will take: shown before it begins."""
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hardmix.config import PretrainConfig
+from hardmix.console import say, table
+from hardmix.narration import last_epoch
+from hardmix.recipes import RECIPES
+from hardmix.report.reading import read_json
+from hardmix.runs import Run
+from hardmix.sweep.grid_rows import Row
+from hardmix.sweep.plan import Job, Plan, config_of, run_name, same_run, share_of
+from hardmix.sweep.scales import IMAGES, IMAGES_PER_SECOND, comparable, describe_scale
+
+State = Literal["finished", "begun", "new"]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Images a second by method, and where that is from."""
+
+    by_method: dict[str, float]
+    otherwise: float
+    source: str
+
+    def of(self, config: PretrainConfig) -> float:
+        """That of the same method where one was measured."""
+        return self.by_method.get(config.method, self.otherwise)
+
+
+def state_of(run: Run) -> State:
+    """The encoder is written last: with it a run is finished."""
+    if run.encoder_file.exists():
+        return "finished"
+    return "begun" if run.config_file.exists() else "new"
+
+
+def measure_speed(plan: Plan) -> Speed:
+    """From the runs in a sweep's folder; where there are none, a guess from the recipe's cost."""
+    found: dict[str, list[float]] = {}
+    for file in sorted(plan.options.out.glob("runs/*/config.json")):
+        run = Run(file.parent)
+        rates = [line["images_per_second"] for line in run.metrics() if "images_per_second" in line]
+        if not rates:
+            continue
+        try:
+            method = str(read_json(file)["method"])  # the whole config takes a hundred times longer
+        except (OSError, ValueError, LookupError, TypeError):  # said when its turn comes, not here
+            continue
+        found.setdefault(method, []).append(statistics.median(rates))
+    if not found:
+        recipe = config_of(plan.rows[0], plan.options, 0).recipe
+        cost = RECIPES[recipe].cost
+        guess = IMAGES_PER_SECOND[recipe]
+        return Speed({}, guess, f"a guess of {guess:.0f} images/s (the recipe's cost: {cost})")
+    means = {method: statistics.fmean(rates) for method, rates in found.items()}
+    number = sum(map(len, found.values()))
+    usual = statistics.fmean(means.values())
+    source = f"measured in {number} run{'s' * (number != 1)} there, {usual:.0f} images/s"
+    return Speed(means, usual, source)
+
+
+def images_left(job: Job, plan: Plan) -> int:
+    """Images still to be trained on, of a run as it stands."""
+    run, config = Run(plan.folder(job.name)), job.config
+    state = state_of(run)
+    if state == "finished":
+        return 0
+    done = 0
+    if state == "begun":
+        done = max((line["epoch"] + 1 for line in run.metrics() if "loss" in line), default=0)
+    elif job.continues is not None:
+        jobs = {each.name: each.config for chain in plan.chains for each in chain}
+        done = last_epoch(jobs[job.continues])
+    per_epoch = config.data.num_images or IMAGES[config.recipe]
+    return max(0, last_epoch(config) - done) * per_epoch
+
+
+def seconds_of(jobs: Sequence[Job], plan: Plan, speed: Speed) -> float:
+    """Of training alone."""
+    return sum(images_left(job, plan) / speed.of(job.config) for job in jobs)
+
+
+def in_words(seconds: float) -> str:
+    """Two units at most: 3 h 20 min."""
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if hours < 1:
+        return f"{minutes} min"
+    if hours < 48:
+        return f"{hours} h {minutes % 60} min"
+    return f"{hours // 24} days {hours % 24} h"
+
+
+def show_plan(plan: Plan) -> None:
+    """The table of rows with what is left of each, and the time it takes."""
+    options = plan.options
+    for sentence in [
+        comparable(options.scale)[1],
+        *describe_scale(plan.rows[0], options.scale, options.epochs),
+        *same_run(plan.rows, options),
+    ]:
+        say(sentence)
+    speed = measure_speed(plan)
+    jobs = {job.name: job for chain in plan.chains for job in chain}
+    rows = [_describe(row, plan, jobs, speed) for row in plan.rows]
+    title = f"{options.grid} at the scale {options.scale}, {len(jobs)} runs"
+    table(title, ["row", "(N, s, s')", "K", "epochs", "runs", "training"], rows)
+    number, parts = share_of(options.index)
+    if parts > 1:
+        say(f"This process does part {number} of {parts}: {len(plan.own)} of {len(jobs)} runs.")
+    total = in_words(seconds_of(plan.own, plan, speed))
+    say(f"Estimated time: {total} of training, {speed.source}; evaluations come on top.")
+
+
+def shown_mix(row: Row, config: PretrainConfig) -> tuple[str, str]:
+    """(N, s, s') and K as they are trained; a dash where the method has none."""
+    mix = config.mix
+    counts = f"({mix.num_hardest}, {mix.num_pairs}, {mix.num_with_query})"
+    queue = "-" if row.method == "supervised" else str(config.train.queue_size)
+    return counts if row.method == "mochi" else "-", queue
+
+
+def _describe(row: Row, plan: Plan, jobs: dict[str, Job], speed: Speed) -> list[str]:
+    options = plan.options
+    configs = [config_of(row, options, seed) for seed in options.every_seed]
+    own = [jobs[run_name(config)] for config in configs]
+    states = Counter(state_of(Run(plan.folder(job.name))) for job in own)
+    epochs = str(last_epoch(configs[0]))
+    if configs[0].train.stop_epoch is not None:
+        epochs += f" of {configs[0].train.epochs}"
+    runs = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
+    return [
+        row.label,
+        *shown_mix(row, configs[0]),
+        epochs,
+        runs,
+        in_words(seconds_of(own, plan, speed)),
+    ]

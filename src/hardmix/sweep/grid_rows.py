@@ -1,0 +1,131 @@
+"""A row of the paper's tables, and the numbers that the paper prints for it. Imports no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from hardmix.config import Method
+from hardmix.paper_results import METHODS, PaperRow, printed_rows
+from hardmix.recipes import RECIPES
+
+Evaluation = Literal["linear", "knn", "embedding", "proxy", "voc", "coco"]
+"""What a row is judged by: embedding is alignment and uniformity, proxy the task of Sec. 3.2."""
+
+Mix = tuple[int, int, int]
+"""(N, s, s')."""
+
+RESTARTED = 800
+"""Epochs of the runs that go on from their end after 200 epochs (App. C.1)."""
+HALF_WAY = 100
+"""Epochs of the results that are epoch 100 of a schedule of 200 (App. C.1)."""
+SCHEDULE = 200
+"""Epochs of the paper's usual schedule."""
+
+LEFT_OUT = {
+    "CMC": "another method",
+    "CMC+iMix": "another method",
+    "MoCo+iMix": "another method",
+    "MoCo+Image Mixture": "another method",
+    "MoCo-v2+CO2": "another method",
+    "SimCLR": "another method",
+    "InstDis": "another method",
+    "PIRL": "another method",
+    "InfoMin Aug.": "another method",
+    "SvAV": "another method",
+    "DeeperCluster": "another method",
+    "SeLa": "another method",
+    "InterCLR": "another method",
+    "PCL": "another method",
+    "PCL v2": "another method",
+    "MoCo": "copied from its own paper; the rows measured by the authors are there",
+    "MoCo-v2": "copied from its own paper; the rows measured by the authors are there",
+    "supervised": "on ImageNet-1k: copied, the weights are not the authors'",
+}
+"""Methods whose copied numbers ("reproduced" is no) have no row, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of a grid, in the paper's units."""
+
+    label: str
+    method: Method
+    recipe: str
+    queue_size: int
+    mix: Mix | None = None
+    epochs: int = SCHEDULE
+    oracle: bool = False
+    temperature: float | None = None
+    """tau, where the table names it."""
+    changes: tuple[tuple[str, Any], ...] = ()
+    """Further settings by their names: variants, and steps from MoCo to MoCo-v2."""
+    evaluations: tuple[Evaluation, ...] = ("linear", "knn", "embedding")
+    source: str = ""
+    """Where its numbers stand in the paper's; empty: the paper prints none."""
+    note: str = ""
+    """What the paper says in words, or how we read it."""
+
+    @property
+    def all_queue(self) -> bool:
+        """The row that the paper calls "(all queue)"."""
+        return ("mix.real_negatives", "drop_all") in self.changes
+
+    @property
+    def start(self) -> "Row | None":
+        """The row whose finished run this one goes on from."""
+        return replace(self, epochs=SCHEDULE) if self.epochs == RESTARTED else None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Rows that are compared with each other."""
+
+    place: str
+    rows: tuple[Row, ...]
+    paper_only: str = ""
+    """Why it has no small scale; empty: it has."""
+
+
+def paper_numbers(row: Row) -> dict[tuple[str, str], PaperRow]:
+    """What the paper prints for a row, by (task, metric)."""
+    wanted = (row.source, True, METHODS[row.method], row.oracle, row.mix, row.temperature)
+    return {
+        (each.task, each.metric): each
+        for each in printed_rows()
+        if (each.source, each.reproduced, each.method, each.oracle, each.mix, each.temperature)
+        == wanted
+        and each.queue_size in (None, row.queue_size)
+        and each.epochs in (None, row.epochs)
+        and each.all_queue == row.all_queue
+    }
+
+
+def baseline_of(row: Row, rows: Sequence[Row]) -> Row | None:
+    """The MoCo-v2 row that a gain is over: same K and epochs.
+
+    For MoCHi with the oracle it has the oracle too; for all else it has none.
+    """
+    oracle = row.oracle and row.method == "mochi"
+    wanted = ("moco-v2", oracle, row.recipe, row.queue_size, row.epochs)
+    for each in rows:
+        if (each.method, each.oracle, each.recipe, each.queue_size, each.epochs) == wanted:
+            return each
+    return None
+
+
+def make_row(method: Method, mix: Mix | None = None, **fields: Any) -> Row:
+    """A row with the label that tells it from the others of its grid."""
+    recipe = fields.setdefault("recipe", "imagenet100")
+    usual = RECIPES[recipe].build(method, False).train.queue_size
+    queue = fields.setdefault("queue_size", usual)
+    label = METHODS[method] + (f" {mix}" if mix else "")
+    if "temperature" in fields:
+        label += f" (t = {fields['temperature']})"
+    if fields.get("oracle"):
+        label += ", oracle"
+    if queue != usual:
+        label += f", K = {queue}"
+    if fields.get("epochs", SCHEDULE) != SCHEDULE:
+        label += f", {fields['epochs']} epochs"
+    fields.setdefault("label", label)
+    return Row(method=method, mix=mix, **fields)

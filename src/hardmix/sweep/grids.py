@@ -1,0 +1,242 @@
+"""The paper's grids by name: rows as its tables have them, in the paper's order.
+
+A row is in the paper's units (K = 16384, 200 epochs); scales.py turns it into a config. Imports no
+torch.
+"""
+
+import difflib
+from dataclasses import replace
+from typing import Any
+
+from hardmix.errors import InputError
+from hardmix.sweep.grid_rows import RESTARTED, Evaluation, Grid, Mix, Row
+from hardmix.sweep.grid_rows import make_row as _row
+
+BEST: Mix = (1024, 1024, 128)
+"""The setting of ImageNet-100 that the paper uses most."""
+V1_TEMPERATURE, V2_TEMPERATURE = 0.07, 0.2
+
+_SUPERVISED = (
+    "ours: a linear classifier on the supervised trunk; the paper does not give its supervised"
+    " training"
+)
+_PLAIN = "the paper does not say how it was scheduled; ours: one plain schedule"
+_RESTART = "goes on from the finished run of 200 epochs (App. C.1)"
+_ALL_QUEUE = (
+    "the paper does not define it; ours: the synthetic points replace the real negatives"
+    " (mix.real_negatives drop_all)"
+)
+
+
+def _table1() -> tuple[Row, ...]:
+    source = "table1"
+    mixes: list[Mix] = [BEST, (1024, 256, 512), (1024, 128, 256)]
+    return (
+        _row("moco-v1", temperature=V1_TEMPERATURE, source=source),
+        _row("moco-v1", temperature=V2_TEMPERATURE, source=source),
+        _row("moco-v2", source=source),
+        *(_row("mochi", mix, source=source) for mix in mixes),
+        _row("moco-v2", oracle=True, source=source),
+        _row("mochi", BEST, oracle=True, source=source),
+        _row("supervised", source=source, note=_SUPERVISED),
+    )
+
+
+SUPPLEMENT: tuple[Mix, ...] = (
+    *((16384, 1024, 0), (16384, 0, 1024), (16384, 0, 256)),
+    *((2048, 1024, 0), (2048, 512, 0), (2048, 512, 256)),
+    *((1024, 1024, 0), (1024, 1024, 128), (1024, 512, 0), (1024, 0, 512), (1024, 256, 512)),
+    *((1024, 128, 256), (1024, 128, 0), (1024, 0, 128), (1024, 0, 256)),
+    *((512, 128, 0), (512, 512, 0), (512, 128, 128), (256, 256, 0), (256, 512, 0)),
+    *((128, 128, 0), (64, 64, 0)),
+)
+"""(N, s, s') of the supplementary table at K = 16384; it has (1024, 0, 512) twice."""
+
+
+def _table1_supp() -> tuple[Row, ...]:
+    source = "table1_supp"
+    smaller = [
+        row
+        for queue in (4096, 1024)
+        for row in (
+            _row("moco-v2", queue_size=queue, source=source),
+            _row("mochi", BEST, queue_size=queue, source=source),
+        )
+    ]
+    return (
+        _row("moco-v2", epochs=100, source=source),
+        _row("mochi", BEST, epochs=100, source=source),
+        _row("mochi", (1024, 128, 256), epochs=100, source=source),
+        _row("moco-v1", temperature=V1_TEMPERATURE, source=source),
+        _row("moco-v1", temperature=V2_TEMPERATURE, source=source),
+        _row("moco-v2", source=source),
+        *(_row("mochi", mix, source=source) for mix in SUPPLEMENT),
+        *smaller,
+        _row(
+            "mochi",
+            BEST,
+            queue_size=1024,
+            changes=(("mix.real_negatives", "drop_all"),),
+            label=f"MoCHi {BEST}, K = 1024 (all queue)",
+            source=source,
+            note=_ALL_QUEUE,
+        ),
+        _row("moco-v2", epochs=800, source=source, note=_RESTART),
+        _row("mochi", BEST, epochs=800, source=source, note=_RESTART),
+        _row("moco-v2", oracle=True, source=source),
+        _row("mochi", BEST, oracle=True, source=source),
+        _row("mochi", BEST, oracle=True, epochs=400, source=source, note=_PLAIN),
+        _row("mochi", BEST, oracle=True, epochs=800, source=source, note=_RESTART),
+        _row("supervised", source=source, note=_SUPERVISED),
+    )
+
+
+def _fig3a() -> tuple[Row, ...]:
+    mixes: list[Mix] = [
+        *((128, 128, 0), (256, 256, 0), (512, 512, 0), (1024, 512, 0), (1024, 1024, 0)),
+        *((2048, 512, 0), (2048, 1024, 0), (16384, 1024, 0)),
+    ]
+    return _row("moco-v2", source="fig3a"), *(_row("mochi", mix, source="fig3a") for mix in mixes)
+
+
+def _fig3b() -> tuple[Row, ...]:
+    mixes = [(1024, s, q) for s in (0, 128, 256, 512, 1024) for q in (0, 128, 256, 512) if s or q]
+    return _row("moco-v2", source="fig3b"), *(_row("mochi", mix, source="fig3b") for mix in mixes)
+
+
+_TABLE2: dict[int, tuple[Mix, ...]] = {
+    100: ((256, 512, 0), (256, 512, 256), (128, 1024, 512)),
+    200: (
+        *((1024, 512, 256), (512, 1024, 512), (256, 512, 0), (256, 512, 256)),
+        *((256, 2048, 2048), (128, 1024, 512)),
+    ),
+    800: ((128, 1024, 512),),
+    1000: ((512, 1024, 512), (128, 1024, 512)),
+}
+_TABLE2_SUPP: dict[int, tuple[Mix, ...]] = {
+    100: ((512, 1024, 512), *_TABLE2[100]),
+    200: (
+        *((1024, 256, 128), (1024, 512, 256), (1024, 0, 512), (512, 1024, 512), (256, 512, 0)),
+        *((256, 512, 256), (256, 2048, 2048), (128, 1024, 512), (64, 1024, 512)),
+    ),
+    800: _TABLE2[800],
+    1000: _TABLE2[1000],
+}
+_TABLE3: dict[int, tuple[Mix, ...]] = {
+    100: ((256, 512, 0), (128, 1024, 512)),
+    200: ((256, 512, 0), (128, 1024, 512), (512, 1024, 512)),
+}
+
+
+def _imagenet1k(
+    source: str, sections: dict[int, tuple[Mix, ...]], *evaluations: Evaluation
+) -> tuple[Row, ...]:
+    """A table whose sections are lengths of training: MoCo-v2, then MoCHi."""
+    notes = {RESTARTED: _RESTART, 1000: _PLAIN}
+    rows = []
+    for epochs, mixes in sections.items():
+        fields: dict[str, Any] = {"recipe": "imagenet1k", "epochs": epochs, "source": source}
+        fields |= {"evaluations": evaluations, "note": notes.get(epochs, "")}
+        if epochs != 1000:  # the paper has no MoCo-v2 of this length
+            rows.append(_row("moco-v2", **fields))
+        rows += [_row("mochi", mix, **fields) for mix in mixes]
+    return tuple(rows)
+
+
+def _table2_supp() -> tuple[Row, ...]:
+    evaluations: tuple[Evaluation, ...] = ("linear", "voc", "knn", "embedding")
+    rows = _imagenet1k("table2_supp", _TABLE2_SUPP, *evaluations)
+    mixed = next(each for each in rows if each.mix == (512, 1024, 512) and each.epochs == 1000)
+    return *rows, replace(mixed, oracle=True, label=f"MoCHi {mixed.mix}, oracle, 1000 epochs")
+
+
+def _proxy() -> tuple[Row, ...]:
+    """App. B.1: tau is 0.2 throughout."""
+    steps = (("cosine", "optimizer.schedule", "cosine"), ("MLP", "model.head", "mlp"))
+    evaluations: tuple[Evaluation, ...] = ("proxy", "linear", "knn", "embedding")
+    first = _row("moco-v1", temperature=V2_TEMPERATURE, source="table1", evaluations=evaluations)
+    rows = [replace(first, label="MoCo")]
+    for name, setting, value in steps:
+        last = rows[-1]
+        rows.append(
+            replace(
+                last,
+                label=f"{last.label} + {name}",
+                changes=(*last.changes, (setting, value)),
+                source="",
+                note="the paper has a curve and no number (App. B.1)",
+            )
+        )
+    label = f"{rows[-1].label} + augmentation = MoCo-v2"
+    rows.append(_row("moco-v2", label=label, source="table1", evaluations=evaluations))
+    return *rows, _row("mochi", BEST, source="table1", evaluations=evaluations)
+
+
+_VARIANTS: list[tuple[str, dict[str, Any], str]] = [
+    ("ranked by key", {"strategy": "ranked-by-key"}, "about 0.2 below MoCHi"),
+    ("mixed with key", {"strategy": "mixed-with-key"}, "about 0.1 to 0.2 below MoCHi"),
+    ("logits times beta", {"strategy": "beta-weighted"}, "slightly below MoCHi"),
+    ("logits times 1 - beta", {"strategy": "one-minus-beta-weighted"}, "nothing: our reading"),
+    ("logits plus log beta", {"strategy": "log-beta-weighted"}, "nothing: our reading"),
+    *(
+        (
+            f"softmax-sampled, tau' = {t}",
+            {"strategy": "softmax-sampled", "sampling_temperature": t},
+            "10 to 30 below, for different tau'",
+        )
+        for t in (0.05, 0.2, 1.0)
+    ),
+    ("50 % of the top N", {"strategy": "fixed-percentage"}, "inconclusive"),
+    (
+        "50 % of the top N, falling to 0",
+        {"strategy": "fixed-percentage", "percentage_end": 0.0},
+        "future work",
+    ),
+]
+"""Name, settings of `mix`, and what App. B.2 says of it in words."""
+
+
+def _variants() -> tuple[Row, ...]:
+    """App. B.2; the paper does not say at which (N, s, s'), tau' or X: ours."""
+    rows = [
+        _row(
+            "mochi",
+            BEST,
+            label=f"MoCHi {BEST}, {name}",
+            changes=tuple((f"mix.{setting}", value) for setting, value in changes.items()),
+            note=f"the paper says in words (App. B.2): {words}",
+        )
+        for name, changes, words in _VARIANTS
+    ]
+    return _row("moco-v2", source="table1"), _row("mochi", BEST, source="table1"), *rows
+
+
+_NO_DETECTOR = (
+    "its numbers are of detectors on {data}, which need a ResNet with a C4 stage and large images:"
+    " the small backbone on 32 pixels has neither"
+)
+_VOC, _COCO = _NO_DETECTOR.format(data="VOC"), _NO_DETECTOR.format(data="COCO")
+
+GRIDS: dict[str, Grid] = {
+    "table1": Grid("Table 1", _table1()),
+    "table1-supp": Grid("Table 1 of the appendix", _table1_supp()),
+    "fig3a": Grid("Fig. 3a", _fig3a()),
+    "fig3b": Grid("Fig. 3b", _fig3b()),
+    "table2": Grid(
+        "Table 2", _imagenet1k("table2", _TABLE2, "linear", "voc", "knn", "embedding"), _VOC
+    ),
+    "table2-supp": Grid("Table 2 of the appendix", _table2_supp(), _VOC),
+    "table3": Grid(
+        "Table 3", _imagenet1k("table3_coco", _TABLE3, "coco", "knn", "embedding"), _COCO
+    ),
+    "proxy": Grid("App. B.1", _proxy()),
+    "variants": Grid("App. B.2", _variants()),
+}
+
+
+def grid_named(name: str) -> Grid:
+    """A grid; an unknown name lists the known ones, nearest first."""
+    if name not in GRIDS:
+        known = difflib.get_close_matches(name, GRIDS, n=len(GRIDS), cutoff=0.0)
+        raise InputError(f"there is no grid {name!r}: choose one of {', '.join(known)}.")
+    return GRIDS[name]

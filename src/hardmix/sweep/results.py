@@ -1,0 +1,226 @@
+"""What the runs of a sweep show: mean and deviation over seeds, gain over MoCo-v2, the paper's."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hardmix.config import PretrainConfig
+from hardmix.evaluations.accuracy import mean_and_deviation
+from hardmix.paper_results import PLACES, PaperRow
+from hardmix.report.grouping import Gain, difference
+from hardmix.report.reading import number, read_json
+from hardmix.runs import Run
+from hardmix.sweep.estimates import state_of
+from hardmix.sweep.evaluations import is_present
+from hardmix.sweep.grid_rows import Row, baseline_of, paper_numbers
+from hardmix.sweep.grids import grid_named
+from hardmix.sweep.plan import Plan, SweepOptions, config_of, evaluations_of, run_name, same_run
+from hardmix.sweep.scales import comparable, describe_scale
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a result file, and where the paper has it."""
+
+    title: str
+    file: str
+    """Result file; "metrics" is metrics.jsonl, of whose last epoch the mean is taken."""
+    path: tuple[str, ...]
+    paper: tuple[str, str] | None = None
+    """Task and metric in the paper's numbers."""
+    percent: bool = True
+
+
+@dataclass(frozen=True)
+class PaperNumber:
+    """What the paper prints; a gain that it does not print is the difference of what it prints."""
+
+    value: float | None = None
+    std: float | None = None
+    gain: float | None = None
+    gain_printed: bool = False
+    place: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row in one measure; shares are in percent."""
+
+    values: dict[int, float]
+    """By seed."""
+    gain: Gain
+    baseline: str
+    """The row that the gain is over; empty: none."""
+    paper: PaperNumber
+
+    @property
+    def mean(self) -> float | None:
+        """Over seeds."""
+        return mean_and_deviation(list(self.values.values()))[0] if self.values else None
+
+    @property
+    def deviation(self) -> float | None:
+        """Of a sample (n - 1); None for a single seed."""
+        several = len(self.values) > 1
+        return mean_and_deviation(list(self.values.values()))[1] if several else None
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row with its runs and what they show."""
+
+    row: Row
+    config: PretrainConfig
+    runs: list[Path]
+    """Finished ones."""
+    cells: list[Cell]
+    """One for each of the result's measures."""
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A grid's table, before it is text."""
+
+    options: SweepOptions
+    place: str
+    comparable: bool
+    statement: str
+    sentences: list[str]
+    """How the scale changed the paper's settings, and which rows became one."""
+    measures: list[Measure]
+    lines: list[Line]
+
+    @property
+    def runs(self) -> list[Path]:
+        """Every finished run once."""
+        return list(dict.fromkeys(path for line in self.lines for path in line.runs))
+
+
+def _detection(file: str, metric: str, task: str, name: str, words: str) -> list[Measure]:
+    paper = {"ap": "", "ap50": "50", "ap75": "75"}
+    return [
+        Measure(
+            f"{words} AP{end}",
+            file,
+            ("metrics", metric, key, "mean"),
+            (task, f"{name}{end}") if task else None,
+        )
+        for key, end in paper.items()
+    ]
+
+
+MEASURES: list[Measure] = [
+    Measure("proxy accuracy", "metrics", ("proxy_accuracy",)),
+    Measure("proxy accuracy, synthetic points too", "metrics", ("proxy_accuracy_mixed",)),
+    Measure("linear top-1", "linear", ("top1",), ("linear", "top1")),
+    Measure("linear probe top-1", "linear-cached", ("top1",), ("linear", "top1")),
+    Measure("k-NN top-1", "knn", ("top1",)),
+    *_detection("detection-voc-24k", "VOC07 11-point", "voc_detection", "AP", "VOC"),
+    *_detection("detection-coco-1x", "COCO box", "coco_detection", "APbb", "COCO 1x box"),
+    *_detection("detection-coco-1x", "COCO mask", "coco_segmentation", "APmk", "COCO 1x mask"),
+    *_detection("detection-coco-2x", "COCO box", "", "", "COCO 2x box"),
+    *_detection("detection-coco-2x", "COCO mask", "", "", "COCO 2x mask"),
+    Measure("alignment", "embedding", ("alignment",), percent=False),
+    Measure("uniformity", "embedding", ("uniformity",), percent=False),
+]
+"""Losses of App. A have Wang and Isola's sign: lower is better."""
+
+
+def collect(plan: Plan) -> SweepResult:
+    """Read every finished run of the grid with the seeds asked for, chosen by --only or not."""
+    options = plan.options
+    grid = grid_named(options.grid)
+    wanted = {name for row in grid.rows for name in evaluations_of(row, options)}
+    wanted |= {"metrics"} if any("proxy" in row.evaluations for row in grid.rows) else set()
+    measures = [measure for measure in MEASURES if measure.file in wanted]
+    found = {row.label: _read(row, plan, measures) for row in grid.rows}
+    lines = []
+    for row in grid.rows:
+        runs, values = found[row.label]
+        if row not in plan.rows and not runs:
+            continue
+        base = baseline_of(row, grid.rows)
+        theirs = found[base.label][1] if base is not None else None
+        cells = [
+            Cell(
+                values[each],
+                _gain(row, base, values[each], theirs[each] if theirs else None),
+                "" if base is None or base == row else base.label,
+                _paper(row, base, measure),
+            )
+            for each, measure in enumerate(measures)
+        ]
+        lines.append(Line(row, config_of(row, options, options.first_seed), runs, cells))
+    fits, statement = comparable(options.scale)
+    sentences = [
+        *describe_scale(grid.rows[0], options.scale, options.epochs),
+        *same_run([line.row for line in lines], options),
+    ]
+    return SweepResult(options, grid.place, fits, statement, sentences, measures, lines)
+
+
+def _read(
+    row: Row, plan: Plan, measures: Sequence[Measure]
+) -> tuple[list[Path], list[dict[int, float]]]:
+    """Finished runs of a row, and for every measure its values by seed."""
+    runs: list[Path] = []
+    values: list[dict[int, float]] = [{} for _ in measures]
+    for seed in plan.options.every_seed:
+        run = Run(plan.folder(run_name(config_of(row, plan.options, seed))))
+        if state_of(run) != "finished":
+            continue
+        runs.append(run.path)
+        for cell, measure in zip(values, measures, strict=True):
+            value = _value(run, measure)
+            if value is not None:
+                cell[seed] = 100 * value if measure.percent else value
+    return runs, values
+
+
+def _value(run: Run, measure: Measure) -> float | None:
+    if measure.file == "metrics":
+        lines = [line for line in run.metrics() if number(line.get(measure.path[0])) is not None]
+        last = [line for line in lines if line.get("epoch") == lines[-1].get("epoch")]
+        found = [float(line[measure.path[0]]) for line in last]
+        return mean_and_deviation(found)[0] if found else None
+    if not is_present(run, measure.file):
+        return None
+    inside: Any = read_json(run.results / f"{measure.file}.json")
+    for name in measure.path:
+        inside = inside.get(name) if isinstance(inside, Mapping) else None
+    return number(inside)
+
+
+def _gain(
+    row: Row, base: Row | None, ours: Mapping[int, float], theirs: Mapping[int, float] | None
+) -> Gain:
+    if base == row:
+        return Gain(None, None, "baseline")
+    if base is None:
+        return Gain(None, None, "the grid has no MoCo-v2 row with this K and length")
+    if not ours or not theirs:
+        return Gain(None, None, "not evaluated yet")
+    return difference(list(ours.values()), list(theirs.values()))
+
+
+def _paper(row: Row, base: Row | None, measure: Measure) -> PaperNumber:
+    """The paper's number of a row: Fig. 3b prints gains alone."""
+    if measure.paper is None:
+        return PaperNumber()
+    task, metric = measure.paper
+    printed = paper_numbers(row)
+    own, gain = printed.get((task, metric)), printed.get((task, f"{metric}_gain"))
+    if gain is not None:
+        return PaperNumber(None, None, gain.value, True, _place(gain))
+    if own is None:
+        return PaperNumber()
+    found = PaperNumber(own.value, own.std, own.gain, own.gain is not None, _place(own))
+    if own.gain is not None or base is None or base == row:
+        return found
+    theirs = paper_numbers(base).get((task, metric))
+    return replace(found, gain=round(own.value - theirs.value, 1)) if theirs else found
+
+
+def _place(row: PaperRow) -> str:
+    return PLACES[row.source]

@@ -1,0 +1,145 @@
+"""How a row of the paper becomes a run: at the paper's own scale, or on a laptop's CPU.
+
+At a small scale the paper's ratios stay: N/K, s/K, s'/K, epochs without mixing over epochs, and
+100 : 200 : 400 : 800 epochs. All else is the recipe's. Imports no torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, Literal
+
+from hardmix.config import PretrainConfig, TrainConfig
+from hardmix.recipes import RECIPES
+from hardmix.sweep.grid_rows import HALF_WAY, SCHEDULE, Row
+
+ScaleName = Literal["paper", "cifar10", "shapes"]
+
+SMALL_RECIPES = {"cifar10": "cifar10", "shapes": "demo"}
+"""The recipe of each small scale."""
+
+IMAGES = {"imagenet100": 126_689, "imagenet1k": 1_281_167, "cifar10": 50_000, "demo": 10_000}
+"""Training images of a recipe, for estimates of time."""
+
+IMAGES_PER_SECOND = {"imagenet100": 490.0, "imagenet1k": 490.0, "cifar10": 1430.0, "demo": 1330.0}
+"""Guesses from what recipes and paper say of their cost: 24 GPU days for 200 epochs of ImageNet-1k
+(Broader Impact) on 4 GPUs, 35 and 2 minutes on 2 cores."""
+
+
+def config_at(row: Row, scale: ScaleName, epochs: int | None = None) -> PretrainConfig:
+    """The run of a row; `epochs` stand for the paper's 200 instead of the recipe's own."""
+    paper = RECIPES[row.recipe].build(row.method, row.oracle)
+    base = RECIPES[recipe_at(row, scale)].build(row.method, row.oracle)
+    width = Fraction(base.train.queue_size, paper.train.queue_size)
+    length = Fraction(epochs or base.train.epochs, paper.train.epochs)
+    total, stop = _epochs_at(row, length)
+    train = replace(
+        base.train,
+        epochs=total,
+        stop_epoch=stop,
+        queue_size=_nearest_power(row.queue_size * width),
+        temperature=_temperature_at(row, base),
+    )
+    mix = base.mix
+    if row.mix is not None:
+        hardest, pairs, with_query = (_nearest_power(count * width) for count in row.mix)
+        mix = replace(
+            mix,
+            num_hardest=max(2, hardest),
+            num_pairs=pairs,
+            num_with_query=with_query,
+            warm_up_epochs=_whole(Fraction(paper.mix.warm_up_epochs) * length),
+        )
+    factor = Fraction(train.epochs, base.train.epochs)
+    milestones = tuple(max(1, _whole(each * factor)) for each in base.optimizer.milestones)
+    if base.optimizer.schedule != "step":
+        milestones = base.optimizer.milestones
+    optimizer = replace(base.optimizer, milestones=milestones)
+    return with_settings(
+        replace(base, mix=mix, optimizer=optimizer, train=train), dict(row.changes)
+    )
+
+
+def recipe_at(row: Row, scale: ScaleName) -> str:
+    """The paper's recipe of the row, or that of the small scale."""
+    return SMALL_RECIPES.get(scale, row.recipe)
+
+
+def with_settings(config: PretrainConfig, changes: Mapping[str, Any]) -> PretrainConfig:
+    """Other values of settings by their dotted names."""
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        group, _, setting = name.partition(".")
+        groups.setdefault(group, {})[setting] = value
+    return replace(
+        config, **{group: replace(getattr(config, group), **new) for group, new in groups.items()}
+    )
+
+
+def describe_scale(row: Row, scale: ScaleName, epochs: int | None = None) -> list[str]:
+    """How the paper's settings were changed, in sentences; `row` tells which of its data sets."""
+    if scale == "paper":
+        return [
+            "Settings are the paper's, as far as it states them; docs/recipes.md names what it"
+            " leaves open."
+        ]
+    paper, base = (
+        RECIPES[name].build("mochi", False) for name in (row.recipe, SMALL_RECIPES[scale])
+    )
+    v2, length = base.train.temperature, epochs or base.train.epochs
+    warm_up = _whole(Fraction(paper.mix.warm_up_epochs) * Fraction(length, SCHEDULE))
+    share = paper.train.queue_size // base.train.queue_size
+    return [
+        f"K, N, s and s' are the paper's divided by {share} (K = {paper.train.queue_size} becomes"
+        f" {base.train.queue_size}), so that N/K, s/K and s'/K are the paper's.",
+        f"{SCHEDULE} epochs become {length}, and other lengths in proportion; the first"
+        f" {paper.mix.warm_up_epochs:g} without mixing become {warm_up}.",
+        f"MoCo's second temperature, 0.2 in the paper, is that of MoCo-v2: {v2:g} here.",
+        f"All else is the recipe {base.recipe}: {base.model.backbone} backbone,"
+        f" {base.data.image_size} pixels, batches of {base.train.batch_size}.",
+    ]
+
+
+def comparable(scale: ScaleName) -> tuple[bool, str]:
+    """Whether our numbers may stand beside the paper's, and the sentence that says so."""
+    if scale == "paper":
+        return True, (
+            "Comparable with the paper's numbers as far as it states its settings; the report page"
+            " says for each row what it leaves open."
+        )
+    images = {"cifar10": "CIFAR-10", "shapes": "drawn shapes"}[scale]
+    return False, (
+        f"Not comparable: {images}, a small backbone and a short training instead of ImageNet and"
+        " ResNet-50. The paper's numbers stand beside ours only for their signs and order."
+    )
+
+
+def _epochs_at(row: Row, length: Fraction) -> tuple[int, int | None]:
+    """Length and stop: epoch 100 of 200 stays half-way; a stop at the end is none."""
+    if row.epochs != HALF_WAY:
+        return max(1, _whole(row.epochs * length)), None
+    epochs = max(1, _whole(SCHEDULE * length))
+    stop = max(1, _whole(HALF_WAY * length))
+    return epochs, stop if stop < epochs else None
+
+
+def _temperature_at(row: Row, base: PretrainConfig) -> float:
+    """A tau that is the paper's for MoCo-v2 becomes the recipe's for MoCo-v2."""
+    if row.temperature is None:
+        return base.train.temperature
+    usual = TrainConfig().temperature
+    theirs = RECIPES[base.recipe].build("moco-v2", False).train.temperature
+    return theirs if row.temperature == usual else row.temperature
+
+
+def _nearest_power(count: Fraction | int) -> int:
+    """Whole counts stay, 0 too; others become the nearest power of two."""
+    if Fraction(count).denominator == 1:
+        return int(count)
+    powers = [1 << exponent for exponent in range(20)]
+    return min(powers, key=lambda power: abs(power - float(count)))
+
+
+def _whole(number: Fraction) -> int:
+    """Rounded, halves up."""
+    return int(number + Fraction(1, 2))

@@ -1,0 +1,232 @@
+"""`hardmix sweep`: a grid of the paper, trained, evaluated and put beside the paper's numbers.
+
+Every run is a folder of its own, named by its settings: what is finished is used, what was stopped
+goes on, and what another process works on is left to it. A run that fails is written down and the
+next one begins.
+"""
+
+import shutil
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hardmix.analyze import compare
+from hardmix.console import say, warn
+from hardmix.errors import InputError, LockedError, UnfinishedError
+from hardmix.figures import save
+from hardmix.pretrain import pretrain
+from hardmix.report.page import write_report
+from hardmix.runs import Run, write_atomically
+from hardmix.signals import StopRequest, listening
+from hardmix.sweep.estimates import in_words, measure_speed, seconds_of, show_plan, state_of
+from hardmix.sweep.evaluations import evaluate, is_present
+from hardmix.sweep.folder import check_folder, check_roots, prepare_folder
+from hardmix.sweep.plan import Job, Plan, SweepOptions, make_plan, run_name
+from hardmix.sweep.results import collect
+from hardmix.sweep.tables import show_tables, write_tables
+from hardmix.whole_files import locked_folder
+
+NOT_COPIED = ("results", "figures", "detection", "encoder.safetensors", "status.json", ".lock")
+"""What a longer run does not take over from the one it goes on from."""
+
+SAID = 3
+"""Sentences on what figures leave out; a large grid has dozens."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that could not be trained or evaluated."""
+
+    job: Job
+    file: Path
+    """The whole error."""
+    sentence: str
+    ours: bool
+    """A defect, not bad input."""
+
+
+@dataclass
+class Outcome:
+    """How a sweep ended."""
+
+    failures: list[Failure] = field(default_factory=list)
+    elsewhere: list[Job] = field(default_factory=list)
+    """Runs that another process works on."""
+
+
+class NotYetError(Exception):
+    """The run that this one goes on from is not finished."""
+
+
+def sweep(options: SweepOptions, *, dry_run: bool = False, job_only: bool = False) -> Outcome:
+    """Show the plan, do it, and write tables and the report; a dry run touches nothing."""
+    check_folder(options)
+    if not dry_run:
+        check_roots(options)
+    plan = make_plan(options)
+    show_plan(plan)
+    if dry_run:
+        return Outcome()
+    prepare_folder(plan)
+    if job_only:
+        say(f"Wrote {options.out / 'job.sh'}: {len(plan.chains)} parts. Nothing was trained.")
+        return Outcome()
+    outcome = run_jobs(plan)
+    tell(plan, outcome)
+    return outcome
+
+
+def run_jobs(plan: Plan) -> Outcome:
+    """Every run of this process; those that others work on are looked at again at the end."""
+    outcome = Outcome()
+    todo, again = plan.own, False
+    with listening() as stop:
+        while todo:
+            later = []
+            for number, job in enumerate(todo, start=1):
+                left = in_words(seconds_of(todo[number - 1 :], plan, measure_speed(plan)))
+                say(f"Run {number} of {len(todo)}, {job.name}; training left: about {left}")
+                failures = run_job(job, plan, stop)
+                if failures is None:
+                    later.append(job)
+                else:
+                    outcome.failures.extend(failures)
+            if again or not later:
+                outcome.elsewhere.extend(later)
+                break
+            todo, again = later, True
+    outcome.failures.extend(_orphans(plan, outcome))
+    return outcome
+
+
+def run_job(job: Job, plan: Plan, stop: StopRequest) -> list[Failure] | None:
+    """Train and evaluate one run; None: it has to wait for another process or another run."""
+    failed: dict[str, Exception] = {}
+    try:
+        with locked_folder(plan.options.out / ".claims" / job.name):
+            clear_failures(job, plan)
+            run = train(job, plan)
+            for name in job.evaluations:
+                pause(stop)
+                if is_present(run, name):
+                    continue
+                try:
+                    evaluate(run, name, plan.options)
+                except (KeyboardInterrupt, UnfinishedError):
+                    raise
+                except Exception as error:  # the other evaluations do not depend on it
+                    failed[name] = error
+            pause(stop)
+    except LockedError:
+        say(f"{job.name} is left to the process that works on it.")
+        return None
+    except NotYetError as error:
+        say(f"{job.name} has to wait: {error}")
+        return None
+    except UnfinishedError:
+        raise
+    except Exception as error:  # one run must not cost the others
+        failed["training"] = error
+    return [write_failure(job, plan, what, error) for what, error in failed.items()]
+
+
+def train(job: Job, plan: Plan) -> Run:
+    """Train the run, go on with it, or find it finished."""
+    run = Run(plan.folder(job.name))
+    if run.config_file.exists() and run_name(run.config()) != job.name:
+        raise InputError(
+            f"{run.path} holds another run ({run_name(run.config())}): its config.json was changed;"
+            " move the folder away, and this sweep trains the run anew."
+        )
+    if state_of(run) == "finished":
+        say(f"{job.name} is finished: its encoder is used.")
+        return run
+    if job.continues is not None and not run.config_file.exists():
+        copy_start(Run(plan.folder(job.continues)), run)
+    try:
+        return pretrain(job.config, run.path, resume="auto")
+    except UnfinishedError as error:
+        raise UnfinishedError(f"{error} The same sweep command goes on with it.") from error
+
+
+def copy_start(start: Run, run: Run) -> None:
+    """App. C.1: a longer run begins as a copy of the finished shorter one, which stays."""
+    if state_of(start) != "finished":
+        raise NotYetError(f"it goes on from {start.path.name}, which is not finished.")
+    temporary = run.path.with_name(f".{run.path.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(start.path, temporary, ignore=shutil.ignore_patterns(*NOT_COPIED))
+    shutil.rmtree(run.path, ignore_errors=True)  # a folder without a config: nothing was trained
+    temporary.replace(run.path)
+
+
+def pause(stop: StopRequest) -> None:
+    """A signal ends the sweep between two evaluations; within training it saves first."""
+    if stop:
+        raise UnfinishedError(f"stopped by {stop.name}: the same sweep command goes on.")
+
+
+def write_failure(job: Job, plan: Plan, what: str, error: Exception) -> Failure:
+    """The whole error as a file of its own, and a line of it here."""
+    folder = plan.options.out / "failures"
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{job.name}.{what}.txt"
+    ours = not isinstance(error, InputError)
+    lines = traceback.format_exception(error) if ours else [f"{error}\n"]
+    write_atomically(file, "".join(lines).encode())
+    sentence = f"{job.name}, {what}: {type(error).__name__ + ': ' if ours else ''}{error}"
+    warn(f"failed: {sentence}")
+    return Failure(job, file, sentence, ours)
+
+
+def clear_failures(job: Job, plan: Plan) -> None:
+    """What is tried again has not failed yet."""
+    for file in (plan.options.out / "failures").glob(f"{job.name}.*.txt"):
+        file.unlink(missing_ok=True)
+
+
+def tell(plan: Plan, outcome: Outcome) -> None:
+    """Tables, figures and the report of all that is finished, then what failed."""
+    started = time.monotonic()
+    result = collect(plan)
+    show_tables(result)
+    for file in write_tables(result, plan.options.out):
+        say(f"Wrote {file}")
+    runs = [path for path in result.runs if state_of(Run(path)) == "finished"]
+    if runs:
+        draw(plan, runs)
+    say(f"Tables, figures and page took {in_words(time.monotonic() - started)}.")
+    for job in outcome.elsewhere:
+        say(f"{job.name} is with another process: the same command later completes the table.")
+    for failure in outcome.failures:
+        warn(f"failed: {failure.sentence} (see {failure.file})")
+
+
+def draw(plan: Plan, runs: list[Path]) -> None:
+    """DIR/figures and DIR/report.html; what cannot be drawn is said."""
+    out = plan.options.out
+    pictures, missing = compare([Run(path) for path in runs])
+    for picture in pictures:
+        save(picture, out / "figures")
+    for sentence in missing[:SAID]:
+        warn(sentence)
+    if len(missing) > SAID:
+        warn(f"{len(missing) - SAID} more things are missing: the report's last section names them")
+    try:
+        write_report(runs, out / "report.html")
+    except InputError as error:
+        warn(f"no report: {error}")
+
+
+def _orphans(plan: Plan, outcome: Outcome) -> list[Failure]:
+    """Runs that wait for one that failed here have failed too."""
+    failed = {failure.job.name for failure in outcome.failures}
+    found = []
+    for job in list(outcome.elsewhere):
+        if job.continues in failed:
+            outcome.elsewhere.remove(job)
+            failed.add(job.name)
+            error = InputError(f"it goes on from {job.continues}, which failed.")
+            found.append(write_failure(job, plan, "training", error))
+    return found
