@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from hardmix.analyses.records import Found, Record
@@ -33,6 +34,18 @@ def matching_probabilities(records: Sequence[Record]) -> Found:
     if len(runs) > MOST_PANELS:
         missing.append(f"Fig. 2a shows the first {MOST_PANELS} of {len(runs)} runs.")
     return [fig2a(runs)] if runs else [], missing
+
+
+def half_holders(record: Record) -> list[float]:
+    """Share of the recorded negatives that holds half of their matching probability, by epoch."""
+    found = []
+    for line in record.hardness:
+        probability: list[float] = line.get("matching_probability", [])
+        if _are_shares(probability) and sum(probability) > 0:
+            half = sum(probability) / 2
+            before = sum(held < half for held in accumulate(probability))
+            found.append((before + 1) / len(probability))
+    return found
 
 
 def similarities(record: Record) -> Found:

@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -89,6 +89,15 @@ def curve(record: Record, key: str) -> tuple[list[float], list[float]]:
     steps = max((line["step"] / (line["epoch"] + 1) for line in lines), default=0) or 1
     points = [(line["step"] / steps, line[key]) for line in lines if _is_number(line.get(key))]
     return thin([x for x, _ in points]), thin([y for _, y in points])
+
+
+def epoch_means(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    """Mean of a measure over each epoch that has it, in order."""
+    epochs: dict[int, list[float]] = {}
+    for line in lines:
+        if _is_number(line.get(key)) and isinstance(line.get("epoch"), int):
+            epochs.setdefault(line["epoch"], []).append(line[key])
+    return [sum(epochs[epoch]) / len(epochs[epoch]) for epoch in sorted(epochs)]
 
 
 def thin(values: list[float]) -> list[float]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hardmix.analyses.records import epoch_means
 from hardmix.config import PretrainConfig
 from hardmix.evaluations.accuracy import mean_and_deviation
 from hardmix.paper_results import PLACES, PaperRow
@@ -180,10 +181,8 @@ def _read(
 
 def _value(run: Run, measure: Measure) -> float | None:
     if measure.file == "metrics":
-        lines = [line for line in run.metrics() if number(line.get(measure.path[0])) is not None]
-        last = [line for line in lines if line.get("epoch") == lines[-1].get("epoch")]
-        found = [float(line[measure.path[0]]) for line in last]
-        return mean_and_deviation(found)[0] if found else None
+        means = epoch_means(run.metrics(), measure.path[0])
+        return means[-1] if means else None
     if not is_present(run, measure.file):
         return None
     inside: Any = read_json(run.results / f"{measure.file}.json")

@@ -19,6 +19,7 @@ from hardmix.pretrain import pretrain
 from hardmix.report.page import write_report
 from hardmix.runs import Run, write_atomically
 from hardmix.signals import StopRequest, listening
+from hardmix.sweep.claims import JUDGED, judge, write_claims
 from hardmix.sweep.estimates import in_words, measure_speed, seconds_of, show_plan, state_of
 from hardmix.sweep.evaluations import evaluate, is_present
 from hardmix.sweep.folder import check_folder, check_roots, prepare_folder
@@ -191,7 +192,10 @@ def tell(plan: Plan, outcome: Outcome) -> None:
     started = time.monotonic()
     result = collect(plan)
     show_tables(result)
-    for file in write_tables(result, plan.options.out):
+    files = write_tables(result, plan.options.out)
+    if plan.options.grid in JUDGED:
+        files += write_claims(plan.options, judge(plan.options))
+    for file in files:
         say(f"Wrote {file}")
     runs = [path for path in result.runs if state_of(Run(path)) == "finished"]
     if runs:

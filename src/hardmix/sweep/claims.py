@@ -1,0 +1,264 @@
+"""The paper's ten claims, judged by the runs of a sweep's folder: DIR/claims.md and claims.json.
+
+One rule for all that compares accuracies: a difference counts when it is more than twice its
+standard error over seeds. Then a claim is "seen" or "not seen"; without two seeds on each side, or
+without the runs it speaks of, it "cannot be judged". Labels are the paper's (K = 16384); at a small
+scale the numbers of the runs themselves are smaller.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from hardmix.analyses.hardness import half_holders
+from hardmix.analyses.records import Record, epoch_means, read_records
+from hardmix.evaluations.accuracy import mean_and_deviation
+from hardmix.report.grouping import difference
+from hardmix.runs import Run, write_atomically
+from hardmix.sweep.grids import BEST
+from hardmix.sweep.plan import SweepOptions, make_plan
+from hardmix.sweep.results import Line, collect
+
+Verdict = Literal["seen", "seen in part", "not seen", "cannot be judged"]
+
+JUDGED = ("table1", "table1-supp", "fig3a", "fig3b", "variants")
+"""Grids whose rows share labels and settings."""
+FEW = 0.1
+"""Claim 4, of all synthetic points: the paper has "around only 1 %"."""
+SMALL = 64
+"""Claim 6: the paper's smallest N."""
+MOCO, MOCHI = "MoCo-v2", f"MoCHi {BEST}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper, what the runs say to it, and the numbers."""
+
+    number: int
+    claim: str
+    place: str
+    verdict: Verdict
+    evidence: str
+
+
+Judgement = tuple[Verdict, str]
+
+
+class Evidence:
+    """The rows of a folder by label, with their values by measure and the records of their runs."""
+
+    def __init__(self, options: SweepOptions) -> None:
+        self.lines: dict[str, Line] = {}
+        self._values: dict[tuple[str, str], list[float]] = {}
+        self._records: dict[str, list[Record]] = {}
+        for grid in JUDGED:
+            result = collect(make_plan(replace(options, grid=grid, only=(), index=None)))
+            for line in result.lines:
+                if line.runs:
+                    self.lines[line.row.label] = line
+                for measure, cell in zip(result.measures, line.cells, strict=True):
+                    self._values[line.row.label, measure.title] = list(cell.values.values())
+
+    def values(self, label: str, measure: str) -> list[float]:
+        """By seed; "linear" is the scale's own protocol."""
+        if measure == "linear":
+            full = self._values.get((label, "linear top-1"))
+            return full or self._values.get((label, "linear probe top-1"), [])
+        return self._values.get((label, measure), [])
+
+    def records(self, label: str) -> list[Record]:
+        """The finished runs of a row."""
+        if label not in self._records:
+            runs = self.lines[label].runs if label in self.lines else []
+            self._records[label] = read_records([Run(path) for path in runs])[0]
+        return self._records[label]
+
+    def by_epoch(self, label: str, key: str) -> list[list[float]]:
+        """A share of metrics.jsonl in percent: for every run its means by epoch."""
+        runs = [epoch_means(record.metrics, key) for record in self.records(label)]
+        return [[100 * value for value in run] for run in runs if run]
+
+    def last(self, label: str, key: str) -> list[float]:
+        """The same at the end of training."""
+        return [run[-1] for run in self.by_epoch(label, key)]
+
+    def compare(self, ours: str, theirs: str, measure: str = "linear") -> tuple[int | None, str]:
+        """Sign of the difference, 0 within the noise, None without two seeds each; and in words."""
+        mine, other = self.values(ours, measure), self.values(theirs, measure)
+        if not mine or not other:
+            return None, f"{ours if not mine else theirs} has no {measure} result"
+        gain = difference(mine, other)
+        assert gain.points is not None
+        shown = f"{measure} of {ours} {_mean(mine)}, of {theirs} {_mean(other)}: {gain.points:+.2f}"
+        if gain.error is None:
+            return None, f"{shown} (one seed)"
+        sign = (gain.points > 0) - (gain.points < 0) if abs(gain.points) > 2 * gain.error else 0
+        return sign, f"{shown} ± {gain.error:.2f}"
+
+
+def judge(options: SweepOptions) -> list[Claim]:
+    """All ten, in the paper's order."""
+    evidence = Evidence(options)
+    return [
+        Claim(number, claim, place, *judgement(evidence))
+        for number, (claim, place, judgement) in enumerate(CLAIMS, start=1)
+    ]
+
+
+def write_claims(options: SweepOptions, claims: Sequence[Claim]) -> list[Path]:
+    """A page to read and the same for programs."""
+    rows = [f"| {c.number} | {c.claim} ({c.place}) | {c.verdict} | {c.evidence} |" for c in claims]
+    head = ["| | the paper's claim | here | evidence |", "|---|---|---|---|"]
+    page = options.out / "claims.md"
+    write_atomically(page, "\n".join([__doc__ or "", *head, *rows, ""]).encode())
+    data = options.out / "claims.json"
+    write_atomically(data, json.dumps([asdict(c) for c in claims], indent=2).encode())
+    return [page, data]
+
+
+def _hardness(evidence: Evidence) -> Judgement:
+    """First against last record of Fig. 2a, in every MoCo-v2 run."""
+    spans = [half_holders(record) for record in evidence.records(MOCO)]
+    pairs = [(span[0], span[-1]) for span in spans if len(span) > 1]
+    if not pairs:
+        return "cannot be judged", "no matching probabilities of MoCo-v2 at two epochs"
+    shown = ", ".join(f"{early:.1%} to {late:.1%}" for early, late in pairs)
+    fell = all(late < early for early, late in pairs)
+    return (
+        "seen" if fell else "not seen",
+        f"share of the recorded negatives that holds half of their matching probability: {shown}",
+    )
+
+
+def _proxy(evidence: Evidence) -> Judgement:
+    """Last epoch: with and without synthetic points, and MoCo-v2."""
+    kept, discarded, moco = (
+        evidence.last(label, key)
+        for label, key in (
+            (MOCHI, "proxy_accuracy_mixed"),
+            (MOCHI, "proxy_accuracy"),
+            (MOCO, "proxy_accuracy"),
+        )
+    )
+    if min(len(kept), len(discarded), len(moco)) < 2:
+        return "cannot be judged", f"needs two seeds of {MOCHI} and of {MOCO}"
+    falls, returns = difference(kept, discarded), difference(discarded, moco)
+    shown = f"{_mean(kept)} with them, {_mean(discarded)} without, {MOCO} {_mean(moco)}"
+    if not _below(falls.points, falls.error):
+        return "not seen", shown
+    return "seen in part" if _below(returns.points, returns.error) else "seen", shown
+
+
+def _false_negatives(evidence: Evidence) -> Judgement:
+    """First against last epoch, every run of MoCo-v2 and MoCHi."""
+    key = "false_negatives_top"
+    means = [evidence.by_epoch(label, key) for label in (MOCO, MOCHI)]
+    pairs = [(run[0], run[-1]) for row in means for run in row if len(run) > 1]
+    if not pairs:
+        return "cannot be judged", "no run has labels and two epochs"
+    early, late = ([pair[i] for pair in pairs] for i in (0, 1))
+    shown = f"{_mean(early)} % in the first epoch, {_mean(late)} % in the last, {len(pairs)} runs"
+    return "seen" if all(b > a for a, b in pairs) else "not seen", shown
+
+
+def _false_parents(evidence: Evidence) -> Judgement:
+    both, one = (
+        evidence.last(MOCHI, key) for key in ("synthetic_both_false", "synthetic_one_false")
+    )
+    if not both:
+        return "cannot be judged", f"no run of {MOCHI} with labels"
+    shown = f"both parents false {_mean(both)} %, one {_mean(one)} %; the paper: 1 and 8 %"
+    return "seen" if max(both) < 100 * FEW else "not seen", shown
+
+
+def _gain(evidence: Evidence) -> Judgement:
+    sign, shown = evidence.compare(MOCHI, MOCO)
+    return _seen(sign, 1), shown
+
+
+def _settings(evidence: Evidence) -> Judgement:
+    """Every plain MoCHi row with MoCo-v2's K and length; (64, 64, 0) is the smallest N."""
+    base = evidence.lines.get(MOCO)
+    rows = [line.row for line in evidence.lines.values() if line.row.mix and not line.row.oracle]
+    rows = [
+        row
+        for row in rows
+        if base
+        and (row.queue_size, row.epochs) == (base.row.queue_size, base.row.epochs)
+        and not row.changes
+    ]
+    signs = {row: evidence.compare(row.label, MOCO) for row in rows}
+    large = {row.label: each for row, each in signs.items() if row.mix and row.mix[0] > SMALL}
+    small = {row.label: each for row, each in signs.items() if row.mix and row.mix[0] <= SMALL}
+    shown = "; ".join(text for _, text in (large | small).values()) or "no MoCHi row"
+    known = [sign for sign, _ in large.values() if sign is not None]
+    if len(known) < 3 or any(sign is None for sign, _ in small.values()) or not small:
+        return "cannot be judged", f"needs three settings and a small N with two seeds: {shown}"
+    many = sum(sign > 0 for sign in known) > len(known) / 2
+    useless = all(sign is not None and sign <= 0 for sign, _ in small.values())
+    return "seen" if many and useless else "seen in part" if many else "not seen", shown
+
+
+def _smaller_queue(evidence: Evidence) -> Judgement:
+    sign, shown = evidence.compare(f"{MOCHI}, K = 4096", MOCO)
+    return "cannot be judged" if sign is None else "seen" if sign >= 0 else "not seen", shown
+
+
+def _oracle(evidence: Evidence) -> Judgement:
+    """Both gain by the oracle, and MoCHi with it is above MoCo-v2 with it."""
+    parts = [
+        evidence.compare(f"{MOCO}, oracle", MOCO),
+        evidence.compare(f"{MOCHI}, oracle", MOCHI),
+        evidence.compare(f"{MOCHI}, oracle", f"{MOCO}, oracle"),
+    ]
+    shown = "; ".join(text for _, text in parts)
+    signs = [sign for sign, _ in parts]
+    if None in signs:
+        return "cannot be judged", shown
+    right = signs.count(1)
+    return "seen" if right == 3 else "seen in part" if right == 2 else "not seen", shown
+
+
+def _uniformity(evidence: Evidence) -> Judgement:
+    sign, shown = evidence.compare(MOCHI, MOCO, "uniformity")
+    return _seen(sign, -1), f"{shown} (a loss: less is more uniform)"
+
+
+def _softmax(evidence: Evidence) -> Judgement:
+    labels = [label for label in evidence.lines if "softmax-sampled" in label]
+    parts = [evidence.compare(label, MOCHI) for label in labels]
+    shown = "; ".join(text for _, text in parts) or "no softmax-sampled run"
+    signs = [sign for sign, _ in parts if sign is not None]
+    if not signs:
+        return "cannot be judged", shown
+    fallen = signs.count(-1)
+    return "seen" if fallen == len(signs) else "seen in part" if fallen else "not seen", shown
+
+
+CLAIMS: list[tuple[str, str, Callable[[Evidence], Judgement]]] = [
+    ("fewer and fewer negatives matter as training goes on", "Fig. 2a", _hardness),
+    ("proxy accuracy falls when h' points count, not without them", "Fig. 2b", _proxy),
+    ("false negatives among the highest rise with training", "Fig. 2c", _false_negatives),
+    ("synthetic points with two false parents stay few", "Fig. 2c", _false_parents),
+    ("MoCHi improves linear accuracy over MoCo-v2", "Table 1", _gain),
+    ("many (N, s, s') help, a very small N does not", "Fig. 3, Table 1 of the appendix", _settings),
+    ("MoCHi with a quarter of the queue matches MoCo-v2", "App. B.3", _smaller_queue),
+    ("the class oracle improves both, MoCHi more", "Table 1", _oracle),
+    ("MoCHi raises uniformity", "Fig. 3c", _uniformity),
+    ("softmax-sampled negatives hurt much", "App. B.2", _softmax),
+]
+
+
+def _seen(sign: int | None, wanted: int) -> Verdict:
+    return "cannot be judged" if sign is None else "seen" if sign == wanted else "not seen"
+
+
+def _below(points: float | None, error: float | None) -> bool:
+    return points is not None and error is not None and points < -2 * error
+
+
+def _mean(values: Sequence[float]) -> str:
+    mean, deviation = mean_and_deviation(list(values))
+    return f"{mean:.2f} ± {deviation:.2f}" if len(values) > 1 else f"{mean:.2f}"
