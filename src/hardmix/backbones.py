@@ -6,6 +6,7 @@ state_dict has torchvision's names, so that weights move to and from any other p
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -30,9 +31,6 @@ RESNETS = (
 )
 """Every ResNet of torchvision; the paper's is resnet50."""
 
-BACKBONES = ("small", "resnet18-narrow", *RESNETS, *(f"{name}-cifar" for name in RESNETS))
-"""Every name but timm's, which are 'timm:NAME'."""
-
 
 class Backbone(NamedTuple):
     """A trunk and how many features it gives."""
@@ -55,12 +53,7 @@ def build_backbone(name: str, channels: int = 3) -> Backbone:
         return _timm(name, channels)
     if name not in BACKBONES:
         raise InputError(_unknown(name))
-    if name == "small":
-        small = SmallResNet(channels)
-        return Backbone(small, small.width)
-    if name == "resnet18-narrow":
-        return _narrow(channels)
-    return _resnet(name, channels)
+    return BACKBONES[name](channels)
 
 
 def _resnet(name: str, channels: int) -> Backbone:
@@ -92,6 +85,11 @@ def _narrow(channels: int) -> Backbone:
         if isinstance(layer, nn.Conv2d):
             _initialise(layer)
     return Backbone(trunk, 128)
+
+
+def _small(channels: int) -> Backbone:
+    trunk = SmallResNet(channels)
+    return Backbone(trunk, trunk.width)
 
 
 class SmallResNet(nn.Module):
@@ -185,3 +183,12 @@ def _unknown(name: str) -> str:
         + (f" Nearest: {', '.join(nearest)}." if nearest else "")
         + f" {'Also known' if nearest else 'Known'}: {', '.join(others)}; {timm_words}."
     )
+
+
+BACKBONES: dict[str, Callable[[int], Backbone]] = {
+    "small": _small,
+    "resnet18-narrow": _narrow,
+    **{name: partial(_resnet, name) for name in RESNETS},
+    **{f"{name}-cifar": partial(_resnet, f"{name}-cifar") for name in RESNETS},
+}
+"""From channels to a trunk, by every name but timm's, which are 'timm:NAME'."""

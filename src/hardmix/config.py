@@ -35,10 +35,20 @@ Method = Literal["moco-v1", "moco-v2", "mochi", "supervised"]
 """What is trained. "supervised" is cross-entropy with labels: the paper's upper bound."""
 
 DataName = Literal[
-    "shapes", "cifar10", "cifar100", "stl10", "imagenet", "imagenet100", "folder", "list", "shards"
+    "shapes",
+    "cifar10",
+    "cifar100",
+    "stl10",
+    "imagenet",
+    "imagenet100",
+    "folder",
+    "list",
+    "shards",
+    "own",
 ]
 """Data sets by name. "folder" is any folder of images, "list" a text file of paths, "shards"
-WebDataset archives; all three are recognised by their `root` alone."""
+WebDataset archives; all three are recognised by their `root` alone. "own" is an `ImageSet` of
+yours, given to `pretrain`."""
 
 Augmentation = Literal["moco-v1", "moco-v2", "plain"]
 """How a view is coloured after its random crop: as in official MoCo, or only flipped."""
@@ -149,7 +159,9 @@ class OptimizerConfig:
     lr: float = 0.03
     """Initial learning rate; the paper has 0.03 for batches of 128 and of 256."""
     momentum: float = 0.9
+    """Of SGD; that of the key encoder is `model.key_momentum`."""
     weight_decay: float = 1e-4
+    """On all weights, those of batch norm too, as in official MoCo."""
     schedule: Schedule = "cosine"
     """MoCo-v2's cosine, once an epoch, or MoCo-v1's steps."""
     milestones: tuple[int, ...] = (120, 160)
@@ -181,6 +193,7 @@ class TrainConfig:
     temperature: float = 0.2
     """tau of Eq. 1."""
     seed: int = 0
+    """Of all that is random: weights, queue, order, views and mixing."""
     precision: Precision = "auto"
     """bf16 where the processor is fast at it, else fp32."""
     device: str = "auto"
@@ -201,6 +214,8 @@ class TrainConfig:
     """Seconds that processes wait for one that is silent, before the run ends."""
     tensorboard: bool = False
     """Write RUN/tensorboard beside metrics.jsonl; needs hardmix[tensorboard]."""
+    profile: bool = False
+    """Measure where the time of a step goes: a table at the end, and RUN/profile.json."""
 
     def __post_init__(self) -> None:
         check_above(self, "train", epochs=0, stop_epoch=0, batch_size=0, accumulate=0, queue_size=0)
@@ -218,7 +233,9 @@ class PretrainConfig:
     """A complete run."""
 
     recipe: str = "imagenet100"
+    """The named run that the settings began with."""
     method: Method = "mochi"
+    """What is trained; a recipe sets what belongs to it."""
     oracle: bool = False
     """Sec. 3.3: drop negatives of the query's class, from the loss and from mixing."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -248,13 +265,17 @@ class LinearConfig:
     """A linear classifier on a frozen trunk (App. C.1); defaults are those of ImageNet-100."""
 
     epochs: int = 60
+    """Passes over the training images."""
     batch_size: int = 128
+    """Images per step."""
     lr: float = 10.0
+    """Initial learning rate."""
     milestones: tuple[int, ...] = (30, 40, 50)
     """Epochs at which the learning rate is divided by ten."""
     min_scale: float = 0.08
     """Smallest share of the image's area that a training crop takes: torchvision's default."""
     seed: int = 0
+    """Of the classifier's first weights, the order and the crops."""
 
     def __post_init__(self) -> None:
         check_above(self, "linear", epochs=0, batch_size=0, lr=0, seed=-1)
@@ -268,13 +289,19 @@ class FinetuneConfig:
     labels: float = 1.0
     """Share of the labels: 0.01, 0.1, 1.0; the same number of images from every class."""
     epochs: int = 30
+    """Passes over the chosen images."""
     batch_size: int = 128
+    """Images per step, at most."""
     lr: float = 0.01
-    """Of the trunk."""
+    """Initial learning rate of the trunk."""
     classifier_lr: float = 0.1
+    """That of the new classifier on it."""
     weight_decay: float = 1e-4
+    """On all weights."""
     min_scale: float = 0.2
+    """Smallest share of the image's area that a training crop takes."""
     seed: int = 0
+    """Of the labels chosen, the classifier's first weights, the order and the crops."""
 
     def __post_init__(self) -> None:
         check_above(self, "finetune", labels=0, epochs=0, batch_size=0, lr=0)

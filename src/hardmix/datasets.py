@@ -7,7 +7,7 @@ archives can only be streamed: shards.py reads them.
 import difflib
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -49,9 +49,13 @@ class ImageSet:
     tensor: UInt8[Tensor, "n channels height width"] | None = None
     """The images, if they are held in memory."""
     files: tuple[str, ...] | None = None
-    """Their paths, if they are on disk."""
+    """Their paths, if they are on disk, or other names that `read` knows."""
     channels: int = 3
+    """Of every image."""
     max_pixels: int = MAX_PIXELS
+    """A file with more is refused."""
+    read: Callable[[str, int, int], Tensor] = read_image
+    """One of `files`, channels and max_pixels to uint8 pixels; worker processes call it."""
 
     def __len__(self) -> int:
         if self.tensor is not None:
@@ -63,7 +67,7 @@ class ImageSet:
         if self.tensor is not None:
             return self.tensor[index]
         assert self.files is not None
-        return read_image(self.files[index], self.channels, self.max_pixels)
+        return self.read(self.files[index], self.channels, self.max_pixels)
 
     def name_of(self, index: int) -> str:
         """The file, or "cifar10[123]"."""
@@ -99,8 +103,12 @@ class ImageSet:
 
 def open_images(config: DataConfig, split: Split = "train", seed: int = 0) -> ImageSet:
     """The images of a split; nothing is decoded but the first that can be."""
-    name = data_name(config)
-    images = _open(name, config, split, seed).subset(config.num_images, seed)
+    return checked(_open(data_name(config), config, split, seed), config, seed)
+
+
+def checked(images: ImageSet, config: DataConfig, seed: int = 0) -> ImageSet:
+    """At most `data.num_images` of a set, refused where nothing can be learnt from them."""
+    images = images.subset(config.num_images, seed)
     if len(images) < 2:
         raise InputError(
             f"data: {images.name} has {len(images)} image: contrasting one image with others needs"
@@ -113,7 +121,7 @@ def open_images(config: DataConfig, split: Split = "train", seed: int = 0) -> Im
 def has_test(config: DataConfig) -> bool:
     """Whether `open_images` knows a test split."""
     match name := data_name(config):
-        case "list" | "shards":
+        case "list" | "shards" | "own":
             return False
         case "folder":
             return split_folder(_root(config, name), "test") is not None
@@ -171,6 +179,11 @@ def _open(name: DataName, config: DataConfig, split: Split, seed: int) -> ImageS
             raise InputError(
                 f"data.root={config.root}: shards are a stream, and this needs images by number;"
                 " pre-train on shards and evaluate on a folder."
+            )
+        case "own":
+            raise InputError(
+                "data.name=own are images that only their author's program holds: give them again,"
+                " as pretrain(..., images=...), or set data.root to a folder of others."
             )
 
 
@@ -273,11 +286,16 @@ def _check_readable(images: ImageSet) -> None:
     failures = []
     for index in range(min(PROBED, len(images))):
         try:
-            images.image(index)
+            image = images.image(index)
         except UnreadableImage as error:
             failures.append(error)
-        else:
+            continue
+        if image.dtype == torch.uint8 and image.ndim == 3 and len(image) == images.channels:
             return
+        raise InputError(
+            f"{images.name_of(index)} is {image.dtype} of shape {tuple(image.shape)}: an image is"
+            f" torch.uint8 of shape ({images.channels}, height, width); set channels, or convert."
+        )
     raise InputError(
         f"data: {images.name} has no readable image among its first {len(failures)}: {failures[0]}."
     ) from failures[0]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hardmix.changed_data import write_list
 from hardmix.config import PretrainConfig
 from hardmix.console import Meter, progress, say, warn
-from hardmix.datasets import has_test, open_images
+from hardmix.datasets import ImageSet, has_test, open_images
 from hardmix.distributed import broadcast, highest, is_main, mean_over_ranks, rank
 from hardmix.errors import InputError, UnfinishedError
 from hardmix.evaluations.knn import knn_accuracy
@@ -27,6 +27,7 @@ from hardmix.narration import (
     last_epoch,
     progress_text,
     summarize,
+    tell_profile,
     watch,
 )
 from hardmix.objectives import Moment
@@ -34,6 +35,7 @@ from hardmix.runs import OWN_TRUNK, Run, check_resumable
 from hardmix.schedules import cosine, shown_epochs, step
 from hardmix.signals import listening
 from hardmix.stateless import seed_of
+from hardmix.stopwatch import end_step, profiling, start_steps, timed
 from hardmix.training_setup import prefill, prepare
 from hardmix.training_state import (
     Training,
@@ -60,26 +62,32 @@ def pretrain(
     resume: Resume = False,
     trunk: nn.Module | None = None,
     strategy: Strategy | None = None,
+    images: ImageSet | None = None,
     allow_changed_data: bool = False,
 ) -> Run:
     """Train an encoder and write the run's folder.
 
-    For the library: `trunk` is a network of your own, `strategy` your own way to plan points (the
-    config then says "own"). With `resume` a stopped run goes on where its last checkpoint is, and a
+    For the library: `trunk` is a network of your own, `strategy` your own way to plan points,
+    `images` a set that your program holds (of the last two the config then says "own";
+    docs/extending.md). With `resume` a stopped run goes on where its last checkpoint is, and a
     finished one with more epochs (App. C.1: the 800-epoch runs) from its end. SIGTERM, SIGINT and
     SIGUSR1 save and raise `UnfinishedError`. Within torch.distributed every rank calls this, and
     rank 0 writes.
     """
     if strategy is not None:
         config = replace(config, mix=replace(config.mix, strategy="own"))
+    if images is not None:
+        config = replace(config, data=replace(config.data, name="own", root=None))
     run = Run(out)
     again = goes_on(run, resume)
     with listening() as stop:
-        training = prepare(config, run, trunk=trunk, strategy=strategy, stop=stop)
-        with locked_folder(run.path), told(training):
+        training = prepare(config, run, trunk=trunk, strategy=strategy, images=images, stop=stop)
+        profiled = profiling(config.train.profile, training.compute.device)
+        with locked_folder(run.path), told(training), profiled as stopwatch:
             start(training, resume=again, allow_changed_data=allow_changed_data)
             train(training)
             finish(training, None if trunk is None else OWN_TRUNK)
+            tell_profile(run, stopwatch)
     return run
 
 
@@ -158,6 +166,7 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
     """One pass over the images, or what is left of it."""
     config, loader = training.config, training.loader
     started, images = time.perf_counter(), 0
+    start_steps()
     for batch in loader.epoch(epoch, training.position):
         loss = take_step(training, batch, epoch)
         training.losses += [] if loss is None else [loss]
@@ -176,6 +185,7 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
             started, images = time.perf_counter(), 0
         if not last:
             pause(training)
+        end_step()
 
 
 def take_step(training: Training, batch: Batch, epoch: int) -> Tensor | None:
@@ -190,8 +200,10 @@ def take_step(training: Training, batch: Batch, epoch: int) -> Tensor | None:
     except NonFiniteError as fault:
         meet_fault(training, batch, str(fault))
         return None
-    optimizer.step()
-    objective.remember(batch)
+    with timed("optimizer"):
+        optimizer.step()
+    with timed("queue"):
+        objective.remember(batch)
     training.skipped = 0
     return loss
 

@@ -3,14 +3,14 @@
 import torch
 from torch import nn
 
-from hardmix.config import OptimizerConfig, PretrainConfig
+from hardmix.config import DataConfig, OptimizerConfig, PretrainConfig
 from hardmix.console import warn
-from hardmix.datasets import ImageSet
-from hardmix.distributed import world_size
+from hardmix.datasets import ImageSet, checked
+from hardmix.distributed import rank, world_size
 from hardmix.encoders import UNSPLIT_WARNING
 from hardmix.errors import InputError
 from hardmix.faults import Statistics
-from hardmix.loading import open_loader
+from hardmix.loading import ShardLoader, ViewLoader, open_loader
 from hardmix.mixing import Strategy
 from hardmix.narration import Board
 from hardmix.objectives import Contrastive, Moment
@@ -28,13 +28,13 @@ def prepare(
     *,
     trunk: nn.Module | None = None,
     strategy: Strategy | None = None,
+    images: ImageSet | None = None,
     stop: StopRequest,
 ) -> Training:
     """Check and build everything, and write nothing yet: bad input costs nothing."""
     compute = choose_compute(config.train.device, config.train.precision)
     board = Board(config)
-    views = 1 if config.method == "supervised" else 2
-    images, loader = open_loader(config.data, config.train, compute.device, views)
+    images, loader = open_data(config, compute.device, images)
     check_data(config, images)
     torch.manual_seed(seed_of("weights", config.train.seed))
     channels = config.data.channels
@@ -59,6 +59,40 @@ def prepare(
         statistics=Statistics(objective.normalised()),
         stop=stop,
     )
+
+
+def open_data(
+    config: PretrainConfig, device: torch.device, own: ImageSet | None
+) -> tuple[ImageSet | None, ViewLoader | ShardLoader]:
+    """The images of a run, by name or the user's own, and their loader on this rank."""
+    data, train = config.data, config.train
+    views = 1 if config.method == "supervised" else 2
+    if own is None:
+        return open_loader(data, train, device, views)
+    check_own(own, data)
+    images = checked(own, data, train.seed)
+    options = (data, train.batch_size, train.seed, device, rank(), world_size())
+    return images, ViewLoader(images, *options, views=views, parts=train.accumulate)
+
+
+def check_own(images: ImageSet, config: DataConfig) -> None:
+    """Refuse a set of the user's own that contradicts itself or the config."""
+    labels, classes = images.labels, images.classes or ()
+    if images.channels != config.channels:
+        raise InputError(
+            f"data.channels={config.channels}, but {images.name} has channels={images.channels}:"
+            " set both to what the images have."
+        )
+    if labels is not None and len(labels) != len(images):
+        raise InputError(
+            f"{images.name} has {len(labels)} labels for {len(images)} images: give one for each,"
+            " -1 where the class is unknown, or labels=None."
+        )
+    if labels is not None and len(labels) and int(labels.max()) >= len(classes):
+        raise InputError(
+            f"{images.name} has the label {int(labels.max())} and {len(classes)} classes: name"
+            " every class, the first is number 0."
+        )
 
 
 def check_data(config: PretrainConfig, images: ImageSet | None) -> None:
