@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test check format docs bench torture clean
+.PHONY: demo test check format docs bench results torture clean
 
 demo: $(READY)
 	$(BIN)/hardmix demo
@@ -18,6 +18,7 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/lines.py --check
+	$(BIN)/python docs/api.py --check
 
 format: $(READY)
 	$(BIN)/ruff format
@@ -25,9 +26,24 @@ format: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/lines.py
+	$(BIN)/python docs/api.py
 
 bench: $(READY)
-	$(BIN)/python benchmarks/loss.py
+	$(BIN)/hardmix bench --out benchmarks/bench.json
+
+# The README's table: two processes of one thread each, as it was made. CIFAR is the folder of
+# CIFAR-10; without it, the embedded images alone. Results lie in runs/results-*.
+SHAPES := sweep table1 --scale shapes --out runs/results-shapes --first-seed 1
+CIFAR10 := sweep table1 --scale cifar10 --epochs 12 --out runs/results-cifar10 --first-seed 1 --data.root
+ROWS := MoCo-v2 "MoCHi (1024, 1024, 128)"
+TWICE = echo 1 2 | xargs -n 1 -P 2 sh -c 'OMP_NUM_THREADS=1 $(BIN)/hardmix $(1)' && $(BIN)/hardmix $(1)
+
+results: $(READY)
+	$(call TWICE,$(SHAPES) --seeds 3 --only $(ROWS) oracle)
+ifdef CIFAR
+	$(call TWICE,$(CIFAR10) "$(CIFAR)" --seeds 1 --only oracle supervised)
+	$(call TWICE,$(CIFAR10) "$(CIFAR)" --seeds 3 --only $(ROWS) "MoCHi (1024, 256, 512)")
+endif
 
 torture: $(READY)
 	$(BIN)/python benchmarks/torture.py
