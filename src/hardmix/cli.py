@@ -18,6 +18,7 @@ import tyro
 from hardmix import (
     __version__,
     analysis_commands,
+    bench_commands,
     evaluation_commands,
     report_commands,
     sweep_commands,
@@ -72,6 +73,7 @@ class Demo:
     out: Annotated[Path | None, Help(help="folder for both; unset: runs/demo, demo-2, ...")] = None
     epochs: Annotated[int | None, Help(help="other than the demonstration's own")] = None
     seed: int = 0
+    """of both runs"""
     data: DataConfig = SHAPES
 
 
@@ -154,6 +156,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "toy": analysis_commands.toy,
     "sweep": sweep_commands.sweep,
     "report": report_commands.report,
+    "bench": bench_commands.bench,
     "export": evaluation_commands.export,
     "import": import_,
     "imagenet100": imagenet100,

@@ -1,0 +1,95 @@
+"""What a reader must know to judge a benchmark and to repeat it."""
+
+import importlib.util
+import os
+import platform
+import shlex
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hardmix.bench.jobs import ALLOCATORS, SEED, Setup
+from hardmix.bench.memory import can_measure
+
+LIBRARIES = ("hardmix", "torch", "torchvision", "numpy", "pillow", "lightly")
+MATTERS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+"""Variables that change times."""
+
+
+def circumstances(setup: Setup) -> dict[str, Any]:
+    """Machine, versions, command, and what else has a share in the numbers."""
+    return {
+        "command": shlex.join(["hardmix", *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": SEED,
+        "rounds": setup.rounds,
+        "quick": setup.quick,
+        "device": setup.device,
+        "gpu": torch.cuda.get_device_name() if setup.device == "cuda" else None,
+        "precision": setup.precision_reason,
+        "cpu": _cpu_name(),
+        "cores": setup.cores,
+        "platform": platform.platform(),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "allocators": {name: ALLOCATORS[name] for name in setup.allocators},
+        "environment": {name: os.environ[name] for name in MATTERS if name in os.environ},
+        "load_average_before": load_average(),
+        "notes": notes(setup),
+    }
+
+
+def notes(setup: Setup) -> list[str]:
+    """What is not measured here, or otherwise than with everything at hand."""
+    said = []
+    if setup.quick:
+        said.append("--quick: tiny sizes, only to see that it works; no limit is judged.")
+    if not setup.lightly:
+        said.append("lightly is not installed and left out: pip install 'hardmix[peers]'.")
+    if "bf16" not in setup.precisions:
+        said.append(f"bf16 is not measured ({setup.precision_reason}).")
+    if setup.cifar is None:
+        said.append("no --data.cifar: drawn shapes of 32 px stand in for CIFAR-10.")
+    if setup.jpeg is None:
+        said.append("no --data.jpeg: generated pictures of 500 x 375 stand in for photographs.")
+    if setup.cores < 2 and setup.device == "cpu":
+        said.append("1 core: training with 2 processes is not measured.")
+    if not can_measure(setup.device):
+        said.append("memory on a CPU is measured on Linux only.")
+    return said
+
+
+def load_average() -> list[float] | None:
+    """Of 1, 5 and 15 minutes, where the system tells it."""
+    return list(os.getloadavg()) if hasattr(os, "getloadavg") else None
+
+
+def available_cores() -> int:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _versions() -> dict[str, str]:
+    found = [name for name in LIBRARIES if importlib.util.find_spec(_module(name)) is not None]
+    return {name: version(name) for name in found}
+
+
+def _module(library: str) -> str:
+    return "PIL" if library == "pillow" else library
+
+
+def _cpu_name() -> str:
+    """The model's name; family and model number too, as a virtual machine may hide the rest."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor()
+    pairs = [line.split(":", 1) for line in info.read_text().splitlines() if ":" in line]
+    first = {name.strip(): value.strip() for name, value in reversed(pairs)}
+    known = [first.get("model name", platform.machine())]
+    known += [f"{name} {first[name]}" for name in ("cpu family", "model") if name in first]
+    return ", ".join(known)

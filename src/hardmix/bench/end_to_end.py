@@ -1,0 +1,114 @@
+"""Images per second of a whole training, loading included: lightly's CIFAR-10 MoCo example's job.
+
+A ResNet-18 with torchvision's own stem, batch 256, K 4096. The others train plain MoCo, we train
+MoCHi. Each block starts its worker processes, trains in full flow, and ends them.
+"""
+
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from hardmix.bench.jobs import SEED, Job, Row, Setup, Tell
+from hardmix.bench.lightly_peer import LightlyViews
+from hardmix.bench.loader import FLOW, LoaderSize, Views, data_name, pil_batches, small_size
+from hardmix.bench.official import OfficialViews
+from hardmix.bench.pictures import small_data
+from hardmix.bench.rounds import Block, milliseconds, take_turns
+from hardmix.bench.steps import (
+    PEERS,
+    TINY,
+    PeerStep,
+    StepSize,
+    build_peer,
+    build_training,
+    variants,
+)
+from hardmix.console import Meter
+from hardmix.datasets import ImageSet, open_images
+from hardmix.pretrain import train_epoch
+from hardmix.runs import Run
+from hardmix.training_state import Training
+
+EXAMPLE = StepSize("resnet18", 256, 32, queue=4096)
+LEAST_STEPS, MOST_WORKERS = 8, 8
+"""In a block; and as many worker processes as its example has, where there are cores for them."""
+VIEWS: dict[str, type[OfficialViews] | type[LightlyViews]] = {
+    "official": OfficialViews,
+    "lightly": LightlyViews,
+}
+
+
+def label(size: StepSize) -> str:
+    """For people."""
+    return f"{size.backbone}, batch {size.batch}, K {size.queue}"
+
+
+def plan(setup: Setup) -> list[Job]:
+    """Peers, and MoCHi in each precision."""
+    names = [n for n in variants(setup.precisions, setup.lightly) if not n.startswith("moco_")]
+    size = TINY if setup.quick else EXAMPLE
+    load = small_size(setup)._replace(batch=size.batch)
+    if not setup.quick:
+        workers = min(MOST_WORKERS, setup.cores)
+        load = load._replace(workers=workers, batches=max(LEAST_STEPS, FLOW * workers))
+    settings = {**setup.common, "variants": names, "size": size, "loader": load}
+    return [
+        Job(
+            title="end to end",
+            kind="end-to-end",
+            settings=settings,
+            turns=setup.rounds,
+            allocator=setup.allocators[0],
+        )
+    ]
+
+
+def measure(settings: dict[str, Any], tell: Tell) -> list[Row]:
+    """All variants, in turns."""
+    size, load = StepSize(*settings["size"]), LoaderSize(*settings["loader"])
+    device = settings["device"]
+    data = small_data(load.root, load.image_size, load.number)
+    images = open_images(data)
+    with TemporaryDirectory() as folder:
+        blocks: dict[str, Block] = {}
+        for name in settings["variants"]:
+            torch.manual_seed(SEED)
+            if name in PEERS:
+                step, views = build_peer(name, size, device), VIEWS[name](load.image_size)
+                blocks[name] = partial(peer_block, step, views, images, load, device)
+            else:
+                training = build_training(name, size, device, data, Path(folder) / name)
+                Run.create(training.run.path, training.config)
+                blocks[name] = partial(hardmix_block, training, load.batches, device)
+        row = take_turns(label(size), blocks, settings["rounds"], tell)
+    facts = {
+        "images": load.batches * load.batch,
+        "workers": load.workers,
+        "data": data_name(load, images),
+    }
+    return [{**row, **facts, "judged": True}]
+
+
+def peer_block(
+    step: PeerStep, views: Views, images: ImageSet, load: LoaderSize, device: str
+) -> float:
+    """Milliseconds of a block of steps, after one that waits for the workers to start."""
+    with closing(pil_batches(images, views, load, device)) as batches:
+        step(*next(batches))
+
+        def train() -> None:
+            for _ in range(load.batches):
+                step(*next(batches))
+
+        return milliseconds(train, device)
+
+
+def hardmix_block(training: Training, steps: int, device: str) -> float:
+    """Milliseconds of the last steps of an epoch, as `hardmix pretrain` trains it."""
+    training.position = training.loader.steps_per_epoch - steps
+    meter = Meter(None, "end to end", steps, 0)
+    return milliseconds(partial(train_epoch, training, 0, meter), device)

@@ -1,0 +1,105 @@
+"""A measurement is a job for a fresh process: nothing of an earlier one is in its memory.
+
+The process is `python -m hardmix.bench.worker JOB`. It writes JSON lines: {"turn": words} after
+each turn, {"result": rows} at the end, or {"refused": message}. Other lines are not for us.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hardmix.errors import InputError
+
+SEED = 0
+
+Row = dict[str, Any]
+"""What is measured at one setting: times of each variant and round, and what follows from them."""
+Tell = Callable[[str], None]
+"""Called after each turn with words on how far it is."""
+
+ALLOCATORS: dict[str, dict[str, str]] = {
+    "heap": {
+        "MALLOC_MMAP_MAX_": "0",
+        "MALLOC_TRIM_THRESHOLD_": "17179869184",
+        "MALLOC_TOP_PAD_": "268435456",
+    },
+    "default": {},
+}
+"""glibc's settings. By default it gives large blocks back after each use, and page faults, more
+than arithmetic, make up the time of whoever allocates most; "heap" keeps them, for all alike."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What all parts of a run have in common."""
+
+    rounds: int
+    quick: bool
+    device: str
+    """cpu or cuda."""
+    precisions: tuple[str, ...]
+    """fp32, and bf16 where there are units for it."""
+    precision_reason: str
+    lightly: bool
+    """Whether lightly is installed."""
+    cores: int
+    cifar: str | None
+    jpeg: str | None
+
+    @property
+    def allocators(self) -> list[str]:
+        """The one that limits are judged with comes first."""
+        if self.device != "cpu" or sys.platform != "linux":
+            return ["default"]
+        return ["heap"] if self.quick else list(ALLOCATORS)
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """Settings of every job."""
+        return {"device": self.device, "seed": SEED, "rounds": self.rounds}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One process: what it measures, and with which allocator."""
+
+    title: str
+    kind: str
+    """Which function of worker.MEASURES."""
+    settings: dict[str, Any]
+    turns: int
+    """How often it tells that it is further on."""
+    allocator: str = "default"
+
+
+def run_job(job: Job, tell: Tell) -> list[Row]:
+    """The job's rows, measured by a process of its own."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+    environment |= ALLOCATORS[job.allocator]
+    task = json.dumps({"kind": job.kind, "settings": job.settings})
+    command = [sys.executable, "-m", "hardmix.bench.worker", task]
+    rows: list[Row] | None = None
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or ():
+            said = _message(line)
+            if "turn" in said:
+                tell(said["turn"])
+            if "refused" in said:
+                raise InputError(said["refused"])
+            rows = said.get("result", rows)
+    if rows is None:
+        raise RuntimeError(f"{job.title}: ended with status {process.returncode} and no result")
+    return rows
+
+
+def _message(line: str) -> dict[str, Any]:
+    """What a line says to us; nothing, if it is for people."""
+    try:
+        said = json.loads(line)
+    except json.JSONDecodeError:
+        return {}
+    return said if isinstance(said, dict) else {}

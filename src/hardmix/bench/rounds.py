@@ -1,0 +1,91 @@
+"""Variants take turns, round by round, in one process: ratios then stay true on a noisy machine."""
+
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from hardmix.bench.jobs import Row, Tell
+
+Block = Callable[[], float]
+"""Does a fixed amount of work; returns the milliseconds it took."""
+
+
+def take_turns(
+    setting: str, blocks: Mapping[str, Block], rounds: int, tell: Tell, warm_ups: int = 1
+) -> Row:
+    """Every variant once in each round, each time from another variant on."""
+    names = list(blocks)
+    for name in names * warm_ups:
+        blocks[name]()
+    times: dict[str, list[float]] = {name: [] for name in names}
+    gc.collect()
+    gc.disable()
+    busy, own, start = _busy_seconds(), sum(os.times()[:4]), time.perf_counter()
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            times[name].append(blocks[name]())
+        tell(f"{setting}, round {number + 1} of {rounds}")
+    gc.enable()
+    others = None
+    if busy is not None:
+        # Of children, times() knows those that have ended: blocks end what they start.
+        theirs = (_busy_seconds() or 0.0) - busy - (sum(os.times()[:4]) - own)
+        others = max(0.0, theirs) / (time.perf_counter() - start) / (os.cpu_count() or 1)
+    return {
+        "setting": setting,
+        "threads": torch.get_num_threads(),
+        "others_share": others,
+        **summary(times),
+    }
+
+
+def summary(times: Mapping[str, list[float]]) -> Row:
+    """Medians, minima, and each variant's paired ratio to each, beside the single times."""
+    return {
+        "milliseconds": dict(times),
+        "median_ms": {name: statistics.median(values) for name, values in times.items()},
+        "min_ms": {name: min(values) for name, values in times.items()},
+        "ratio": {
+            name: {other: paired_ratio(values, times[other]) for other in times}
+            for name, values in times.items()
+        },
+    }
+
+
+def paired_ratio(values: list[float], others: list[float]) -> dict[str, float]:
+    """How many times as much as another variant in the same round: median and quartiles."""
+    ratios = [value / other for value, other in zip(values, others, strict=True)]
+    if len(ratios) == 1:
+        return dict.fromkeys(("low", "median", "high"), ratios[0])
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return {"low": low, "median": middle, "high": high}
+
+
+def milliseconds(work: Callable[[], object], device: str) -> float:
+    """How long it takes, until the device is done."""
+    synchronize(device)
+    start = time.perf_counter()
+    work()
+    synchronize(device)
+    return 1000 * (time.perf_counter() - start)
+
+
+def synchronize(device: str) -> None:
+    """Wait for a GPU."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _busy_seconds() -> float | None:
+    """Seconds all cores were busy for anybody, or were taken from a virtual machine."""
+    file = Path("/proc/stat")
+    if not file.exists():
+        return None
+    user, nice, system, _idle, _iowait, *rest = map(int, file.read_text().split()[1:9])
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,153 @@
+"""One training step each of ours, official MoCo's and lightly's, behind one signature."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from hardmix.backbones import build_backbone
+from hardmix.bench.jobs import SEED
+from hardmix.bench.lightly_peer import LightlyStep
+from hardmix.bench.official import OfficialMoco, OfficialStep
+from hardmix.bench.pictures import listed
+from hardmix.config import (
+    DataConfig,
+    Method,
+    MixConfig,
+    ModelConfig,
+    OptimizerConfig,
+    Precision,
+    PretrainConfig,
+    TrainConfig,
+)
+from hardmix.encoders import HEADS
+from hardmix.loading import Batch
+from hardmix.objectives import Contrastive
+from hardmix.pretrain import take_step
+from hardmix.runs import Run
+from hardmix.signals import StopRequest
+from hardmix.training_setup import prepare
+from hardmix.training_state import Training
+
+
+class StepSize(NamedTuple):
+    """What is trained: a network on images, K, and MoCHi's N, s, s'."""
+
+    backbone: str
+    batch: int
+    image_size: int
+    queue: int = 16384
+    num_hardest: int = 1024
+    num_pairs: int = 1024
+    num_with_query: int = 128
+
+
+TINY = StepSize("small", 8, 32, 64, 16, 8, 4)
+"""For --quick, and to run every line once before memory is measured."""
+
+Step = Callable[[Batch], Tensor]
+"""A whole training step on a batch; returns the loss, without waiting for it."""
+PeerStep = Callable[[Tensor, Tensor], Tensor]
+
+OURS: dict[str, tuple[Method, Precision]] = {
+    "mochi_fp32": ("mochi", "fp32"),
+    "moco_fp32": ("moco-v2", "fp32"),
+    "mochi_bf16": ("mochi", "bf16"),
+    "moco_bf16": ("moco-v2", "bf16"),
+}
+PEERS = ("official", "lightly")
+"""Both train plain MoCo in float32, as people run them."""
+
+
+def variants(precisions: tuple[str, ...], lightly: bool) -> list[str]:
+    """Everything that can be measured here, peers first."""
+    peers = [name for name in PEERS if lightly or name != "lightly"]
+    return peers + [name for name, (_, precision) in OURS.items() if precision in precisions]
+
+
+def build_step(variant: str, size: StepSize, device: str, folder: Path) -> Step:
+    """A variant's step, from random weights and a full queue; `folder` is for its own files."""
+    torch.manual_seed(SEED)
+    if variant in PEERS:
+        peer = build_peer(variant, size, device)
+        return lambda batch: peer(batch.query, batch.key)
+    data = DataConfig(
+        name="list",
+        root=listed(folder, size.queue + 2 * size.batch),  # so many that nothing is warned of
+        image_size=size.image_size,
+    )
+    training = build_training(variant, size, device, data, folder / variant)
+
+    def step(batch: Batch) -> Tensor:
+        loss = take_step(training, batch, epoch=0)
+        training.step += 1
+        assert loss is not None, "a step on random images gave no number"
+        return loss
+
+    return step
+
+
+def build_peer(name: str, size: StepSize, device: str) -> PeerStep:
+    """Another project's step, around the same network."""
+    trunk, width = build_backbone(size.backbone)
+    model, train = ModelConfig(), TrainConfig()
+    if name == "lightly":
+        return LightlyStep(trunk, width, size.queue, train.temperature, device)
+    encoder = nn.Sequential(trunk, HEADS[model.head](width, model.dim))
+    moco = OfficialMoco(encoder, model.dim, size.queue, model.key_momentum, train.temperature)
+    return OfficialStep(moco.to(device), OptimizerConfig())
+
+
+def build_training(
+    variant: str, size: StepSize, device: str, data: DataConfig, run: Path
+) -> Training:
+    """Ours, as `hardmix pretrain` builds it, with a queue that is full and mixes at once."""
+    method, precision = OURS[variant]
+    config = step_config(size, method, precision, device, data)
+    training = prepare(config, Run(run), stop=StopRequest())
+    fill_queue(training)
+    return training
+
+
+def step_config(
+    size: StepSize, method: Method, precision: Precision, device: str, data: DataConfig
+) -> PretrainConfig:
+    """The paper's settings for ImageNet-100 but for the sizes; no epochs without mixing."""
+    return PretrainConfig(
+        recipe="bench",
+        method=method,
+        data=data,
+        model=ModelConfig(backbone=size.backbone),
+        mix=MixConfig(
+            num_hardest=size.num_hardest,
+            num_pairs=size.num_pairs,
+            num_with_query=size.num_with_query,
+            warm_up_epochs=0,
+        ),
+        train=TrainConfig(
+            batch_size=size.batch,
+            queue_size=size.queue,
+            precision=precision,
+            device=device,
+            seed=SEED,
+        ),
+    )
+
+
+def fill_queue(training: Training) -> None:
+    """Random keys in every slot: MoCHi mixes none that were not written."""
+    assert isinstance(training.objective, Contrastive)
+    memory = training.objective.memory
+    memory.enqueue(normalize(torch.randn_like(memory.keys), dim=1))
+
+
+def random_batch(size: StepSize, device: str) -> Batch:
+    """Noise of the images' size, without labels."""
+    shape = (size.batch, 3, size.image_size, size.image_size)
+    generator = torch.Generator().manual_seed(SEED)
+    query, key = (torch.randn(shape, generator=generator).to(device) for _ in range(2))
+    unknown = torch.full((size.batch,), -1, device=device)
+    return Batch(query, key, unknown, unknown.clone())

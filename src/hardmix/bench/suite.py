@@ -1,0 +1,92 @@
+"""Runs the parts one after the other, shows what came out, and writes it down."""
+
+import importlib.util
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hardmix.bench import end_to_end, growth, loader, loss, memory, start, step
+from hardmix.bench.circumstances import available_cores, circumstances, load_average
+from hardmix.bench.claims import judge
+from hardmix.bench.jobs import Job, Row, Setup, Tell, run_job
+from hardmix.bench.options import PARTS, QUICK_ROUNDS, BenchOptions
+from hardmix.bench.tables import say_how_busy, show_limits, show_rows
+from hardmix.console import progress, say
+from hardmix.errors import InputError
+from hardmix.precision import choose_compute
+from hardmix.whole_files import write_atomically
+
+PLANS: dict[str, Callable[[Setup], list[Job]]] = {
+    "loss": loss.plan,
+    "step": step.plan,
+    "loader": loader.plan,
+    "end-to-end": end_to_end.plan,
+    "start": start.plan,
+    "memory": memory.plan,
+    "growth": growth.plan,
+}
+"""By the names of `options.PartName`."""
+
+RunJob = Callable[[Job, Tell], list[Row]]
+
+
+def bench(options: BenchOptions, run: RunJob = run_job) -> dict[str, Any]:
+    """Measure what was asked for; returns what is written to `options.out`."""
+    setup = prepare_setup(options)
+    began = time.perf_counter()
+    report = circumstances(setup)
+    for note in report["notes"]:
+        say(note)
+    names = [name for name in PARTS if name in options.parts]
+    parts: dict[str, list[Row]] = {}
+    for number, name in enumerate(names, start=1):
+        say(f"Part {number} of {len(names)}: {name}")
+        parts[name] = measure_part(name, setup, run)
+        show_rows(name, parts[name])
+    judged = judge(parts, setup)
+    show_limits(judged)
+    say_how_busy([row for rows in parts.values() for row in rows])
+    report |= {"parts": parts, "limits": judged, "load_average_after": load_average()}
+    report["seconds"] = round(time.perf_counter() - began)
+    write_atomically(options.out, json.dumps(report, indent=1).encode() + b"\n")
+    say(f"{report['seconds']} s; everything is in {options.out}")
+    return report
+
+
+def prepare_setup(options: BenchOptions) -> Setup:
+    """What this machine can measure."""
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: torch finds no GPU here; leave it out, or say cpu.")
+    compute = choose_compute(options.device)
+    return Setup(
+        rounds=QUICK_ROUNDS if options.quick else options.rounds,
+        quick=options.quick,
+        device=compute.device.type,
+        precisions=("fp32", "bf16") if compute.bf16 else ("fp32",),
+        precision_reason=compute.reason,
+        lightly=importlib.util.find_spec("lightly") is not None,
+        cores=available_cores(),
+        cifar=None if options.cifar is None else str(options.cifar.absolute()),
+        jpeg=None if options.jpeg is None else str(options.jpeg.absolute()),
+    )
+
+
+def measure_part(name: str, setup: Setup, run: RunJob) -> list[Row]:
+    """All jobs of a part, with progress and the time they will still take."""
+    jobs = PLANS[name](setup)
+    rows: list[Row] = []
+    turns = sum(job.turns for job in jobs)
+    with progress(name, turns) as meter:
+        done = 0
+        for job in jobs:
+
+            def tell(words: str, title: str = job.title) -> None:
+                nonlocal done
+                done += 1
+                meter.advance(done, f"{title}: {words}")
+
+            rows += run(job, tell)
+    return memory.combine(rows) if name == "memory" else rows
