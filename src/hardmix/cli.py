@@ -174,14 +174,16 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     75 stopped before the end, by a signal or because another process was lost: --resume goes on.
     130 ended by a second Ctrl-C.
     """
-    # Before torch is imported: threads that wait should soon sleep. Where other processes are busy
-    # too, threads that spin for long bring training to a halt (docs/performance.md).
-    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-    # Of a connection that breaks torch prints pages; we say which rank is lost.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["--"]:  # torchrun -m hardmix -- pretrain ...
         arguments = arguments[1:]
+    # Before torch is imported: threads that wait should soon sleep. Where other processes are busy
+    # too, threads that spin for long bring training to a halt (docs/performance.md). Others do not
+    # set this: we compare with them as they are.
+    if arguments[:1] != ["bench"]:
+        os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    # Of a connection that breaks torch prints pages; we say which rank is lost.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         _dispatch(arguments)
     except (InputError, UnfinishedError) as error:
