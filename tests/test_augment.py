@@ -196,6 +196,16 @@ def test_one_channel_equals_torchvisions_on_grey_images():
     torch.testing.assert_close(ours, torch.stack(theirs), rtol=0, atol=1e-4)
 
 
+def test_large_images_one_by_one_and_small_ones_in_groups_are_the_same(monkeypatch):
+    """To the bit: how samples are gathered is no part of the result."""
+    images, parameters = torch.rand(24, 3, 40, 40), colours("moco-v2", count=24)
+    grouped = apply_colours(images, parameters, "moco-v2")
+    monkeypatch.setattr(augment, "ALONE", 1)
+    before = images.clone()
+    assert torch.equal(apply_colours(images, parameters, "moco-v2"), grouped)
+    assert torch.equal(images, before)
+
+
 # Views
 
 
@@ -234,9 +244,7 @@ def test_halves_make_the_whole(channels):
     """A worker's crops, coloured later, are the batch's own views but for rounding to uint8."""
     config = DataConfig(image_size=16, channels=channels, augmentation="moco-v1", blur=False)
     images, ids = images_of(channels=channels), torch.arange(12)
-    crops = torch.stack(
-        [crop_views(image, i, config, 3, 4) for i, image in enumerate(images)], dim=1
-    )
+    crops = crop_views(list(images), ids, config, 3, 4)
     halves = colour_views(crops, ids, config, 3, 4)
     scale = min(channel_statistics(channels)[1])
     for half, whole in zip(halves, make_views(images, ids, config, 3, 4), strict=True):
@@ -280,12 +288,28 @@ def test_normalisation_is_imagenets_or_plain():
     assert normalise(torch.full((1, 2, 3, 3), 0.75), *channel_statistics(2)).unique().item() == 1
 
 
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (30, 24)])
+def test_a_workers_crops_equal_torchvisions_at_the_same_boxes(height, width):
+    image = images_of(1, 3, height, width)[0]
+    ids, config = torch.tensor([5]), DataConfig(image_size=48)
+    sides = torch.tensor([height, height]), torch.tensor([width, width])
+    boxes = draw_crops(augment.draw_views(ids, 1, 2, CROP_DRAWS), *sides, config.min_scale)
+    expected = [
+        reference.resized_crop(image, *box, size=[48, 48])
+        for box in torch.stack(boxes, dim=1).tolist()
+    ]
+    beside = image.permute(1, 2, 0).contiguous().permute(2, 0, 1)  # as decoders leave it
+    for pixels in (image, beside):
+        assert torch.equal(crop_views([pixels], ids, config, 1, 2)[:, 0], torch.stack(expected))
+
+
 def test_one_view_is_the_first_of_two():
     images = torch.randint(0, 255, (6, 3, 40, 40), dtype=torch.uint8)
     config, ids = DataConfig(image_size=32), torch.arange(6)
     (alone,) = make_views(images, ids, config, 0, 1, views=1)
     assert torch.equal(alone, make_views(images, ids, config, 0, 1)[0])
-    assert crop_views(images[0], 0, config, 0, 1, views=1).shape == (1, 3, 32, 32)
+    crops = crop_views([images[2], images[4]], ids[2:5:2], config, 0, 1)
+    assert torch.equal(crop_views([images[4]], ids[4:5], config, 0, 1, views=1)[0, 0], crops[0, 1])
 
 
 def test_plain_views_are_cropped_and_flipped_and_no_more():

@@ -71,7 +71,7 @@ def test_contrast_without_colours_starts_from_the_mean_of_all_channels(channels)
     torch.testing.assert_close(images, expected, **CLOSE)
 
 
-@pytest.mark.parametrize("height", [8, 17, 64, 150])
+@pytest.mark.parametrize("height", [8, 17, 33, 64, 150])
 def test_blur_equals_torchvisions_with_the_same_kernel(height):
     """In tiles or not, square or not, and with a kernel no larger than the image."""
     images, sigmas = pictures(batch=6, height=height), torch.linspace(0.1, 2, 6)

@@ -47,7 +47,6 @@ def test_colours_stay_as_they_are(tmp_path, suffix):
     Image.fromarray(COLOURS).save(path, **({"lossless": True} if suffix == "webp" else {}))
     image = read_image(path)
     assert image.dtype == torch.uint8
-    assert image.is_contiguous()
     assert image.permute(1, 2, 0).tolist() == COLOURS.tolist()
     assert torch.equal(read_image(str(path)), image)
     assert torch.equal(read_image(io.BytesIO(path.read_bytes())), image)
@@ -59,6 +58,13 @@ def test_a_jpeg_is_near_its_colours():
     image = read_image(saved(flat, "jpg"))
     assert image.shape == (3, 8, 16)
     assert (image[:, 4, 4].int() - torch.tensor([200, 100, 50])).abs().max() <= 3
+
+
+def test_a_jpeg_has_pillows_pixels_side_by_side_in_memory_as_resizing_likes_them():
+    file = saved(Image.effect_noise((64, 50), 80).convert("RGB"), "jpg")
+    image = read_image(file)
+    assert image.permute(1, 2, 0).is_contiguous()
+    assert image.permute(1, 2, 0).tolist() == np.asarray(Image.open(file)).tolist()
 
 
 def test_grey_and_one_bit_fill_three_channels():

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     )
 
 __version__ = "0.1.0"
+"""The version of hardmix."""
 
 _HOME = {
     "contrast": ["Contrast", "contrast"],

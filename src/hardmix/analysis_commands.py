@@ -30,6 +30,7 @@ class Toy:
 
     out: Annotated[Path, Help(help="folder of fig1.svg, fig1.png and fig1.json")] = Path("figures")
     seed: int = 0
+    """of the embeddings and of the mixing"""
     dim: Annotated[int, Help(help="dimensions of the sphere's space")] = 32
     num_memory: Annotated[int, Help(help="K: negatives")] = 512
     num_hardest: Annotated[int, Help(help="N: hardest ones, which are mixed")] = 64

@@ -6,7 +6,7 @@ worker process can crop what it has decoded and the training device does the res
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -31,6 +31,9 @@ COLOUR_DRAWS = 13
 
 CACHED = 1 << 20
 """Numbers worked on at a time on a CPU: what stays in its cache is two to three times as fast."""
+
+ALONE = 1 << 16
+"""Numbers in an image from which on a CPU colours one image at a time."""
 
 RATIOS = (3 / 4, 4 / 3)
 """Width over height of a crop, least and most."""
@@ -109,7 +112,7 @@ def draw_colours(
     )
 
 
-Operation = Callable[[Tensor, Tensor], None]
+Operation = Callable[[Tensor, Tensor | slice], None]
 """Changes images in place, told which rows of the parameters are theirs."""
 
 
@@ -129,7 +132,7 @@ def colour_stages(
     Images without three channels have no saturation, hue or grey; brightness and contrast stay.
     """
 
-    def adjust(operation: Operation, factor: Tensor) -> Operation:
+    def adjust(operation: Callable[[Tensor, Tensor], None], factor: Tensor) -> Operation:
         return lambda images, rows: operation(images, factor[rows].to(images.device))
 
     p = parameters
@@ -158,9 +161,27 @@ def apply_colours(
     augmentation: Augmentation,
 ) -> Float32[Tensor, "batch channels size size"]:
     """All that official MoCo does between crop and normalisation, to each sample its own."""
-    # At each stage samples are sorted by their operation: it then works in place on a slice.
+    stages = colour_stages(parameters, augmentation, images.shape[1])
+    if images.device.type == "cpu" and images.shape[1:].numel() >= ALONE:
+        return _one_by_one(images.clone(), stages)
+    return _in_groups(images, stages)
+
+
+def _one_by_one(images: Tensor, stages: list[Stage]) -> Tensor:
+    """Each sample goes its way in place. Small images would take longer to call than to colour."""
+    choices = torch.stack([stage.choice for stage in stages], dim=1).tolist()
+    for row, chosen in enumerate(choices):
+        part = slice(row, row + 1)
+        for number, stage in zip(chosen, stages, strict=True):
+            if number < len(stage.operations):
+                stage.operations[number](images[part], part)
+    return images
+
+
+def _in_groups(images: Tensor, stages: list[Stage]) -> Tensor:
+    """At each stage samples are sorted by their operation: it then works in place on a slice."""
     place = torch.arange(len(images))
-    for choice, operations in colour_stages(parameters, augmentation, images.shape[1]):
+    for choice, operations in stages:
         rows = choice.argsort()
         images = images.index_select(0, place[rows].to(images.device))
         place[rows] = torch.arange(len(rows))
@@ -191,27 +212,34 @@ def make_views(
     draws = draw_views(ids, seed, epoch, CROP_DRAWS, views)
     boxes = draw_crops(draws, height, width, config.min_scale)
 
-    def crop(rows: Tensor) -> Tensor:
-        some = images.index_select(0, (rows % len(ids)).to(images.device))
+    def crop(rows: slice) -> Tensor:
+        numbers = torch.arange(views * len(ids))[rows] % len(ids)
+        some = images.index_select(0, numbers.to(images.device))
         return resized_crops(some, CropBoxes(*(side[rows] for side in boxes)), config.image_size)
 
     return _coloured(crop, images.device, ids, config, seed, epoch, views)
 
 
 def crop_views(
-    image: UInt8[Tensor, "channels height width"],
-    index: int,
+    images: Sequence[UInt8[Tensor, "channels _ _"]],
+    ids: Int64[Tensor, " batch"],
     config: DataConfig,
     seed: int,
     epoch: int,
     views: int = 2,
-) -> UInt8[Tensor, "{views} channels size size"]:
-    """The first half of `make_views` for one image of any size: a worker's part."""
-    draws = draw_views(torch.tensor([index]), seed, epoch, CROP_DRAWS, views)
-    height, width = (torch.full((views,), side) for side in image.shape[1:])
-    boxes = torch.stack(draw_crops(draws, height, width, config.min_scale), dim=1).tolist()
+) -> UInt8[Tensor, "{views} batch channels size size"]:
+    """The first half of `make_views` for images of any size: a worker's part."""
+    heights, widths = (torch.tensor([image.shape[side] for image in images]) for side in (1, 2))
+    draws = draw_views(ids, seed, epoch, CROP_DRAWS, views)
+    boxes = draw_crops(draws, heights.repeat(views), widths.repeat(views), config.min_scale)
+    places = torch.stack(boxes, dim=1).unflatten(0, (views, -1)).transpose(0, 1).tolist()
     size = [config.image_size, config.image_size]
-    return torch.stack([functional.resized_crop(image, *box, size=size) for box in boxes])
+    crops = torch.empty(views, len(images), config.channels, *size, dtype=torch.uint8)
+    for row, (image, own) in enumerate(zip(images, places, strict=True)):
+        for view, (top, left, height, width) in enumerate(own):
+            part = image[:, top : top + height, left : left + width]
+            crops[view, row] = functional.resize(part, size)
+    return crops
 
 
 def colour_views(
@@ -224,8 +252,8 @@ def colour_views(
     """The second half, for a batch of what `crop_views` gave."""
     flat = crops.flatten(0, 1)
 
-    def crop(rows: Tensor) -> Tensor:
-        return flat.index_select(0, rows.to(flat.device)).float().div_(255)
+    def crop(rows: slice) -> Tensor:
+        return flat[rows].float().div_(255)
 
     return _coloured(crop, crops.device, ids, config, seed, epoch, len(crops))
 
@@ -238,7 +266,7 @@ def draw_views(
 
 
 def _coloured(
-    crop: Callable[[Tensor], Tensor],
+    crop: Callable[[slice], Tensor],
     device: torch.device,
     ids: Tensor,
     config: DataConfig,
@@ -248,14 +276,17 @@ def _coloured(
 ) -> Views:
     """Colours for all views at once; `crop` gives the views in these rows."""
     draws = draw_views(ids, seed, epoch, CROP_DRAWS + COLOUR_DRAWS, views)[:, CROP_DRAWS:]
+    parameters = draw_colours(draws, config.augmentation, config.blur)
     mean, std = channel_statistics(config.channels)
-    piece = max(1, CACHED // (config.channels * config.image_size**2))
-    done = []
-    for rows in torch.arange(len(draws)).split(piece if device.type == "cpu" else len(draws)):
-        parameters = draw_colours(draws[rows], config.augmentation, config.blur)
-        images = apply_colours(crop(rows), parameters, config.augmentation)
-        done.append(normalise(images, mean, std))
-    return torch.cat(done).chunk(views)
+    shape = config.channels, config.image_size, config.image_size
+    piece = max(1, CACHED // math.prod(shape)) if device.type == "cpu" else len(draws)
+    done = torch.empty(len(draws), *shape, device=device)
+    for start in range(0, len(draws), piece):
+        rows = slice(start, start + piece)
+        some = ColourParameters(*(value[rows] for value in parameters))
+        images = apply_colours(crop(rows), some, config.augmentation)
+        done[rows] = normalise(images, mean, std)
+    return done.chunk(views)
 
 
 def channel_statistics(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

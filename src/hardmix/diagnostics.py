@@ -48,7 +48,7 @@ def matching_probability(
 ) -> Float[Tensor, " top"]:
     """Fig. 2a: matching probability by rank, mean over the queries.
 
-    The probability of Eq. 2, over the key and the real negatives.
+    The probability of Eq. 2, over the key and the real negatives; of the 1024 highest, as there.
     """
     check_temperature(temperature)
     check_top(top)
@@ -77,7 +77,7 @@ def false_negatives_top(
     false_negative: Bool[Tensor, "batch K"],
     top: int = TOP,
 ) -> Float[Tensor, ""]:
-    """Fig. 2c: share of false negatives among the `top` highest negatives.
+    """Fig. 2c: share of false negatives among the `top` highest negatives, there 1024.
 
     `similarity` is that of all negatives, also in an oracle run, where the false ones do not
     count in the loss (`Contrast.real` is such). `false_negative` is `MemoryQueue.same_class`.

@@ -75,6 +75,7 @@ def linear(arguments: list[str]) -> None:
         lr: Annotated[float | None, Help(help="other than the preset's")] = None
         milestones: Annotated[tuple[int, ...] | None, Help(help="epochs of lr x 0.1")] = None
         seed: int = 0
+        """of the classifier that is trained on crops"""
         data: DataConfig = field(default_factory=lambda: _data_of(arguments))
 
     options = tyro.cli(Linear, prog="hardmix linear", args=arguments)

@@ -29,9 +29,11 @@ class Features(NamedTuple):
     """Features of a data set, in its order, on the CPU."""
 
     features: Float[Tensor, "n dim"]
+    """The trunk's, in float32."""
     labels: Int[Tensor, " n"]
     """-1 where unknown."""
     ids: Int[Tensor, " n"]
+    """Number of each image in the data set; unreadable ones are left out."""
 
 
 class TrainedEncoder(nn.Module):

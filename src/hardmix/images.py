@@ -71,7 +71,8 @@ def read_image(
 ) -> UInt8[Tensor, "channels height width"]:
     """Decode an image file, or an open one; whatever goes wrong is an `UnreadableImage`.
 
-    `name` stands for the file in messages, where an open one has no name of its own.
+    `name` stands for the file in messages, where an open one has no name of its own. A pixel's
+    channels may lie side by side in memory, as decoders leave them: resizing is fastest so.
     """
     _silence_pillow()
     try:
@@ -83,16 +84,21 @@ def read_image(
     except Exception as error:  # on damaged bytes a decoder raises whatever it stumbles over
         path = file if isinstance(file, str | os.PathLike) else getattr(file, "name", "image")
         raise UnreadableImage(f"{printable(name or path)}: {_reason(error, max_pixels)}") from error
-    return torch.from_numpy(np.array(bands, order="C"))  # a copy: Pillow's memory is read-only
+    return _tensor(bands)
 
 
 def convert_image(image: Image.Image, channels: int = 3) -> UInt8[Tensor, "channels height width"]:
     """An image that Pillow has opened, by the same rules."""
     _silence_pillow()
     try:
-        return torch.from_numpy(np.array(_from_pillow(_upright(image), channels), order="C"))
+        return _tensor(_from_pillow(_upright(image), channels))
     except Exception as error:
         raise UnreadableImage(f"image: {_reason(error, MAX_PIXELS)}") from error
+
+
+def _tensor(bands: Bands) -> UInt8[Tensor, "channels height width"]:
+    """A copy, because Pillow's memory is read-only, with the axes in memory as they are."""
+    return torch.from_numpy(np.array(bands, order="K"))
 
 
 def printable(path: str | os.PathLike[str]) -> str:
@@ -170,7 +176,7 @@ def _from_pillow(image: Image.Image, channels: int) -> Bands:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image)
     mode = "L" if image.mode in ("1", "L") else "RGB"
-    pixels = np.atleast_3d(np.asarray(image.convert(mode)))
+    pixels = np.atleast_3d(np.asarray(image if image.mode == mode else image.convert(mode)))
     return _fit(pixels.transpose(2, 0, 1), channels)
 
 

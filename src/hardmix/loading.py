@@ -6,6 +6,7 @@ in memory are cropped and coloured as whole batches. Files are decoded and cropp
 processes; only uint8 crops travel, and the training device does the rest.
 """
 
+import time
 from collections.abc import Generator, Iterator
 from functools import partial
 from itertools import islice
@@ -30,7 +31,12 @@ from hardmix.image_ops import normalise
 from hardmix.images import UnreadableImage
 from hardmix.shards import ShardImage, open_shards
 from hardmix.stateless import permutation
+from hardmix.stopwatch import timed, timed_beside, timed_each
 from hardmix.workers import WorkerPool
+
+TOGETHER = 1 << 22
+"""Bytes of images that a worker holds before it crops them: to draw the boxes of one photograph
+takes as long as those of ten."""
 
 
 class Batch(NamedTuple):
@@ -51,6 +57,8 @@ class ReadImages(NamedTuple):
     ids: Int64[Tensor, " batch"]
     unreadable: dict[int, str]
     """Number of each image that is left out, and why."""
+    seconds: float = 0.0
+    """How long it took."""
 
 
 def open_loader(
@@ -99,19 +107,24 @@ class ViewLoader:
             yield from self._from_files(epoch, steps)
             return
         for ids in steps:
-            pixels = self.images.tensor[ids].to(self.device)
-            views = make_views(pixels, ids, self.config, self.seed, epoch, self._views)
+            with timed("decode"):
+                pixels = self.images.tensor[ids].to(self.device)
+            with timed("augment"):
+                views = make_views(pixels, ids, self.config, self.seed, epoch, self._views)
             yield _on_device(views, labels_of(self.images, ids), ids)
 
     def _from_files(self, epoch: int, steps: list[Tensor]) -> Iterator[Batch]:
         if self._pool is None:
             reader = partial(_read_views, self.images, self.config, self.seed, self._views)
             self._pool = WorkerPool(reader, self.config.workers, self.device)
-        for read in self._pool.run([(epoch, ids.tolist()) for ids in steps]):
+        reading = self._pool.run([(epoch, ids.tolist()) for ids in steps])
+        for read in timed_each("waiting" if self.config.workers else "decode", reading):
+            timed_beside(read.seconds if self.config.workers else 0.0)
             self.unreadable |= read.unreadable
             _check_unreadable(self.unreadable, self.images, self.config.max_unreadable)
-            crops = read.pixels.to(self.device, non_blocking=True)
-            views = colour_views(crops, read.ids, self.config, self.seed, epoch)
+            with timed("augment"):
+                crops = read.pixels.to(self.device, non_blocking=True)
+                views = colour_views(crops, read.ids, self.config, self.seed, epoch)
             yield _on_device(views, labels_of(self.images, read.ids), read.ids)
 
     def close(self) -> None:
@@ -151,7 +164,8 @@ class ShardLoader:
         """Yield this rank's batches of an epoch, from `first_step` on."""
         stream = self._stream(epoch)
         for step in range(self.steps_per_epoch):
-            samples = list(islice(stream, self.batch_size))
+            with timed("decode"):
+                samples = list(islice(stream, self.batch_size))
             if step >= first_step:
                 yield self._batch([samples[row] for row in self._rows.tolist()], epoch)
 
@@ -180,11 +194,10 @@ class ShardLoader:
     def _batch(self, samples: list[tuple[Tensor, int, int]], epoch: int) -> Batch:
         images, labels, ids = zip(*samples, strict=True)
         options = self.config, self.seed, epoch
-        crops = [
-            crop_views(image, index, *options) for image, index in zip(images, ids, strict=True)
-        ]
         numbers = torch.tensor(ids)
-        views = colour_views(torch.stack(crops, dim=1).to(self.device), numbers, *options)
+        with timed("augment"):
+            crops = crop_views(images, numbers, *options)
+            views = colour_views(crops.to(self.device), numbers, *options)
         return _on_device(views, torch.tensor(labels), numbers)
 
 
@@ -214,7 +227,7 @@ def evaluation_batches(
     jobs = [ids.tolist() for ids in torch.arange(len(images)).split(batch_size) if len(ids)]
     unreadable: dict[int, str] = {}
     try:
-        for pixels, ids, new in pool.run(jobs):
+        for pixels, ids, new, _ in pool.run(jobs):
             unreadable |= new
             _check_unreadable(unreadable, images, max_unreadable)
             if len(ids):
@@ -233,8 +246,10 @@ def _read_views(
     images: ImageSet, config: DataConfig, seed: int, views: int, job: tuple[int, list[int]]
 ) -> ReadImages:
     """Decode and crop the views: a worker's part of training."""
+    started = time.perf_counter()
     epoch, wanted = job
     ids: list[int] = []
+    group: list[Tensor] = []
     crops: list[Tensor] = []
     unreadable: dict[int, str] = {}
     for index in wanted:
@@ -243,8 +258,13 @@ def _read_views(
                 return ReadImages(torch.empty(0, dtype=torch.uint8), torch.tensor(ids), unreadable)
             index = (index + 1) % len(images)
         ids.append(index)
-        crops.append(crop_views(image, index, config, seed, epoch, views))
-    return ReadImages(torch.stack(crops, dim=1), torch.tensor(ids), unreadable)
+        group.append(image)
+        if sum(image.numel() for image in group) > TOGETHER or len(ids) == len(wanted):
+            numbers = torch.tensor(ids[-len(group) :])
+            crops.append(crop_views(group, numbers, config, seed, epoch, views))
+            group = []
+    seconds = time.perf_counter() - started
+    return ReadImages(torch.cat(crops, dim=1), torch.tensor(ids), unreadable, seconds)
 
 
 def _read_evaluation(images: ImageSet, size: int, wanted: list[int]) -> ReadImages:

@@ -27,6 +27,7 @@ class MemoryQueue(nn.Module):
     """
 
     keys: Float[Tensor, "K dim"]
+    """n: the negatives, in slot order, of unit length."""
     labels: Int[Tensor, " K"]
     """Class of each key's image, -1 where unknown."""
     ids: Int[Tensor, " K"]

@@ -69,8 +69,11 @@ class Embeddings(NamedTuple):
     """The vectors behind the similarities, for strategies that look beyond them."""
 
     query: Float[Tensor, "batch dim"]
+    """q: the query encoder's, of one view."""
     key: Float[Tensor, "batch dim"]
+    """k: the key encoder's, of the other view of the same images."""
     negatives: Float[Tensor, "K dim"]
+    """n: the keys in the queue."""
 
 
 @runtime_checkable

@@ -269,3 +269,4 @@ STRATEGIES: dict[str, Strategy] = {
     "softmax-sampled": plan_softmax_sampled,
     "fixed-percentage": plan_fixed_percentage,
 }
+"""The strategies by name, as `MochiLoss(strategy=...)` and `--mix.strategy` take them."""

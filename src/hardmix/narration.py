@@ -1,6 +1,7 @@
 """What a training run says: before, while and after."""
 
 import importlib.util
+import json
 import math
 from typing import Any
 
@@ -11,6 +12,8 @@ from hardmix.distributed import is_main, world_size
 from hardmix.errors import InputError
 from hardmix.precision import Compute
 from hardmix.runs import Run
+from hardmix.stopwatch import SKIPPED, Stopwatch
+from hardmix.whole_files import write_atomically
 
 COLLAPSED = 0.05
 """Spread of the keys (1 for a uniform sphere) below which all images look the same."""
@@ -122,3 +125,26 @@ def summarize(
     say(f"  hardmix features {run.path} --data.root FOLDER --out features.csv")
     longer = f"--resume --train.epochs {2 * last_epoch(config)}"
     say(f"  hardmix pretrain --out {run.path} {longer}")
+
+
+def tell_profile(run: Run, stopwatch: Stopwatch | None) -> None:
+    """Where the time of a step went: a table, and RUN/profile.json."""
+    if stopwatch is None or not is_main():
+        return
+    profile = stopwatch.profile()
+    if profile.steps == 0:
+        warn(f"train.profile: nothing was measured; the first {SKIPPED} steps do not count.")
+        return
+    share = {name: value / profile.whole for name, value in profile.parts.items()}
+    found = {
+        "steps": profile.steps,
+        "step_ms": profile.whole,
+        "parts": {name: {"ms": profile.parts[name], "share": share[name]} for name in share},
+        "workers_ms": profile.workers,
+    }
+    write_atomically(run.path / "profile.json", (json.dumps(found, indent=2) + "\n").encode())
+    rows = [[name, f"{profile.parts[name]:.1f}", f"{share[name]:.1%}"] for name in share]
+    rows.append(["step", f"{profile.whole:.1f}", "100.0%"])
+    if profile.workers:
+        rows.append(["decode, in workers", f"{profile.workers:.1f}", "beside"])
+    table(f"Where the time goes, of {profile.steps} steps", ["part", "ms a step", "share"], rows)

@@ -42,6 +42,7 @@ from hardmix.mixing_variants import STRATEGIES, plan_fixed_percentage, plan_soft
 from hardmix.precision import Compute
 from hardmix.schedules import decreasing, mixing_started
 from hardmix.stateless import seed_of
+from hardmix.stopwatch import timed
 
 
 class Moment(NamedTuple):
@@ -95,26 +96,30 @@ class Contrastive(nn.Module):
 
     def backward(self, batch: Batch, moment: Moment) -> Tensor:
         """One step's gradients, in official MoCo's order; returns this rank's loss."""
-        self.pair.update_key()
+        with timed("key"):
+            self.pair.update_key()
         keys, losses = [], []
         parts, last = self.config.train.accumulate, self.last
         for number, part in enumerate(parts_of(batch, parts)):
             with unaveraged(self._query[0], number + 1 < parts):
-                with self.compute.autocast():
+                with timed("query"), self.compute.autocast():
                     query = self._query[0](part.query)
+                with timed("key"), self.compute.autocast():
                     key = encode_keys(
                         self.pair.key, part.key, self._shuffle(len(part.ids), moment, number)
                     )
                 check_embeddings(query=query, key=key)
-                outcome, plan = self._loss(moment).contrast(
-                    query,
-                    key,
-                    self.memory,
-                    self._exclude(part),
-                    mix=self._mixes(moment),
-                    generator=self._mixing(moment, number),
-                )
-                (outcome.loss / parts).backward()
+                with timed("loss"):
+                    outcome, plan = self._loss(moment).contrast(
+                        query,
+                        key,
+                        self.memory,
+                        self._exclude(part),
+                        mix=self._mixes(moment),
+                        generator=self._mixing(moment, number),
+                    )
+                with timed("backward"):
+                    (outcome.loss / parts).backward()
             losses.append(outcome.loss.detach())
             keys.append(key)
             last = outcome, plan, part

@@ -13,7 +13,9 @@ class Compute(NamedTuple):
     """Where and how to compute."""
 
     device: torch.device
+    """Where tensors are."""
     bf16: bool
+    """Whether forward passes are in bfloat16."""
     reason: str
     """Why, in words."""
 

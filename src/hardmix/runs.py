@@ -50,7 +50,11 @@ OWN_TRUNK = "own"
 
 
 class Run:
-    """A run's folder and the files in it."""
+    """A run's folder and the files in it.
+
+    `path` is the folder; `config_file`, `metrics_file`, `hardness_file`, `status_file`,
+    `images_file` and `encoder_file` are in it, and `checkpoints`, `results` and `figures`.
+    """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)

@@ -24,6 +24,7 @@ MAY_CHANGE = {
     "train.on_nan",
     "train.timeout",
     "train.tensorboard",
+    "train.profile",
     "data.root",
     "data.workers",
     "data.max_unreadable",

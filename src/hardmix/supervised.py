@@ -10,6 +10,7 @@ from hardmix.encoders import build_encoder
 from hardmix.loading import Batch
 from hardmix.objectives import Moment, black_images, parts_of, share_state
 from hardmix.precision import Compute
+from hardmix.stopwatch import timed
 
 
 class Supervised(nn.Module):
@@ -49,10 +50,12 @@ class Supervised(nn.Module):
         losses, right = [], []
         for number, part in enumerate(parts_of(batch, self.accumulate), start=1):
             with unaveraged(self._network[0], number < self.accumulate):
-                with self.compute.autocast():
+                with timed("query"), self.compute.autocast():
                     logits = self._network[0](part.query).float()
-                loss = cross_entropy(logits, part.labels)
-                (loss / self.accumulate).backward()
+                with timed("loss"):
+                    loss = cross_entropy(logits, part.labels)
+                with timed("backward"):
+                    (loss / self.accumulate).backward()
             losses.append(loss.detach())
             right.append((logits.argmax(dim=1) == part.labels).float().mean())
         self.accuracy = float(torch.stack(right).mean())

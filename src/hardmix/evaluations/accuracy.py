@@ -11,7 +11,9 @@ class Accuracy(NamedTuple):
     """Shares of test images whose class is the first, or among the first five."""
 
     top1: float
+    """From 0 to 1."""
     top5: float
+    """From 0 to 1."""
 
 
 def accuracy_of(scores: Float[Tensor, "test classes"], labels: Int[Tensor, " test"]) -> Accuracy:

@@ -28,12 +28,19 @@ class Subject(NamedTuple):
     """An encoder and the images it is judged by."""
 
     run: Run
+    """Its folder."""
     encoder: TrainedEncoder
+    """Frozen, on the device of `compute`."""
     data: DataConfig
+    """The run's own, or the one that was asked for."""
     compute: Compute
+    """Where and how to compute."""
     train: ImageSet
+    """With labels."""
     test: ImageSet
+    """With labels; a fifth of the images where the data has no test split."""
     num_classes: int
+    """Of both."""
 
     def features(self, trunk: nn.Module, images: ImageSet, title: str) -> Features:
         """Frozen features of the evaluation crops."""

@@ -52,16 +52,20 @@ class Ranks(NamedTuple):
     """Fig. 2a of one epoch."""
 
     epoch: int
+    """From 0."""
     rank: list[int]
     """From 1."""
     probability: list[float]
+    """Of the negative of each rank, mean over the queries."""
 
 
 class Histogram(NamedTuple):
     """Similarities at one epoch: counts in equal parts of [-1, 1]."""
 
     epoch: int
+    """From 0."""
     counts: list[int]
+    """Of each part, from -1 up."""
 
 
 def fig2a(runs: Sequence[tuple[str, Sequence[Ranks]]]) -> Picture:

@@ -23,22 +23,30 @@ class Cell(NamedTuple):
     """One setting of MoCHi, over its seeds."""
 
     num_hardest: int
+    """N."""
     num_pairs: int
+    """s."""
     num_with_query: int
+    """s'."""
     accuracy: float
     """Mean share of right answers."""
     deviation: float
     """Standard deviation over the runs; 0 for one."""
     runs: int
+    """How many."""
 
 
 class Place(NamedTuple):
     """A run in Fig. 3c: Wang and Isola's losses, lower is better."""
 
     run: str
+    """The run's label."""
     hue: int
+    """The run's number, which gives its colour."""
     alignment: float
+    """L_align (App. A)."""
     uniformity: float
+    """L_uniform (App. A)."""
 
 
 def fig3a(cells: Sequence[Cell], baseline: Cell | None, measure: str) -> Picture:

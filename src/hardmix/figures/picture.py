@@ -76,6 +76,7 @@ class Picture:
     name: str
     """Of its files."""
     title: str
+    """Drawn above the PNG."""
     caption: str
     """How to read it, in one or two sentences."""
     numbers: dict[str, Any]
@@ -83,6 +84,7 @@ class Picture:
     figure: Drawing = field(default=None, repr=False)
     """matplotlib's; None where the picture was read from its files."""
     formats: tuple[Format, ...] = FORMATS
+    """Files that `save` writes beside the JSON."""
     mark: str = ""
     """What it was made of: a picture with another mark is out of date."""
 

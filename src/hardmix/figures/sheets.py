@@ -55,11 +55,17 @@ class Query(NamedTuple):
     """A sample image with its hardest negatives and synthetic points."""
 
     id: int
+    """Its number in the data set."""
     name: str
+    """Its file, or the data set and its number."""
     image: str
+    """A data URI."""
     label: str | None
+    """Its class, where that is known."""
     hardest: list[Neighbour]
+    """Its hardest negatives, the most similar first."""
     synthetic: list[Parents]
+    """Its hardest points, the most similar first."""
 
 
 def gallery(queries: Sequence[Query], note: str = "") -> Picture:

@@ -25,18 +25,24 @@ class Group(NamedTuple):
     """Points of one kind in Fig. 1."""
 
     kind: str
+    """memory, hardest negatives, pair points, points with the query, or query."""
     x: list[float]
+    """Places in the plane."""
     y: list[float]
+    """The same, upwards."""
 
 
 class MapPoints(NamedTuple):
     """A t-SNE map of images."""
 
     x: list[float]
+    """Places in the plane, one for each image."""
     y: list[float]
+    """The same, upwards."""
     label: list[int]
     """Class, -1 where unknown."""
     classes: list[str]
+    """Names of the classes."""
     thumbnails: list[dict[str, Any]]
     """`point` (its number), `image` (a data URI) and `name`, of some of them."""
 

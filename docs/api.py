@@ -1,0 +1,247 @@
+"""Writes docs/api.md out of the source: `python docs/api.py [--check]`.
+
+Signatures and docstrings are read as they stand in the files, so that shapes stay readable and
+nothing heavy is imported. Settings and commands are in docs/api_settings.py.
+"""
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from api_settings import SETTINGS, assigned, command, config, link, notes, table
+
+from hardmix import cli
+
+PAGE = Path(__file__).parent / "api.md"
+SOURCE = Path(__file__).parent.parent / "src"
+
+INTRODUCTION = """\
+# Reference
+
+Every public name, setting and command. [api.py](api.py) writes this page out of the source: change
+a docstring there and run `make docs`. The [library page](library.md) shows the names at work.
+
+Axes in a shape: batch (queries), K (negatives), N (the hardest of them), S (synthetic points), dim
+(of an embedding)."""
+
+GROUPS = {
+    "The loss": "MochiLoss config.StrategyName config.RealNegatives",
+    "The memory": "MemoryQueue config.QueueStart",
+    "The paper's functions": """
+        contrast Contrast plan_mochi MixPlan QUERY KEY hardest_negatives HardestNegatives mix_pairs
+        mix_with_query materialize""",
+    "Strategies": """
+        Strategy Embeddings STRATEGIES plan_ranked_by_key plan_mixed_with_key plan_beta_weighted
+        plan_softmax_sampled plan_fixed_percentage dropped_negatives""",
+    "Diagnostics": """
+        matching_probability proxy_accuracy ProxyAccuracy false_negatives_top false_parents
+        FalseParents""",
+    "Embedding space": "alignment uniformity",
+    "Training and encoders": """
+        load_encoder TrainedEncoder pretrain.pretrain pretrain.Resume runs.Run datasets.ImageSet
+        recipes.imagenet100 recipes.imagenet1k recipes.cifar10 recipes.demo config.Method
+        schedules.mixing_started schedules.decreasing distributed.gather""",
+    "Evaluation": """
+        evaluations.subject.open_subject evaluations.subject.Subject features.extract
+        features.Features precision.choose_compute precision.Compute
+        evaluations.accuracy.accuracy_of evaluations.accuracy.Accuracy""",
+    "Figures": "figures.* analyze.analyze analyze.Analysis analyze.compare",
+    "Errors and version": "InputError errors.UnfinishedError __version__",
+}
+"""Public names by what they are for, each without its `hardmix.`; a star: all that is exported."""
+
+ABOUT_SETTINGS = """\
+Frozen dataclasses, with keywords only. `--data.num-images` on the command line is
+`PretrainConfig(data=DataConfig(num_images=...))` in Python. The defaults here are those of the
+classes; a [recipe](recipes.md) changes some, and `hardmix pretrain RECIPE --help` shows its own."""
+
+ABOUT_COMMANDS = """\
+`hardmix COMMAND --help` shows the same in a terminal. Commands that take a RUN look at the run's
+own images unless `--data.*` names others."""
+
+HIDDEN = {"__init__", "extra_repr"}
+"""Methods that have no entry: the first stands with its class, the second is for print()."""
+
+
+class Module(NamedTuple):
+    """A source file, read."""
+
+    file: Path
+    text: str
+    body: list[ast.stmt]
+
+
+@cache
+def read(name: str) -> Module:
+    """The source of a module or package."""
+    path = SOURCE.joinpath(*name.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    text = file.read_text(encoding="utf-8")
+    return Module(file, text, ast.parse(text).body)
+
+
+def exported(package: str) -> list[str]:
+    """The names in a package's `__all__`."""
+    value = next(each.value for each in read(package).body if assigned(each) == "__all__")
+    return list(ast.literal_eval(value))
+
+
+def definition(module: str, name: str) -> tuple[Module, ast.stmt]:
+    """Where a public name is defined: in the module itself, or where that imports it from."""
+    here = read(module)
+    for each in here.body:
+        if getattr(each, "name", assigned(each)) == name:
+            return here, each
+    for each in ast.walk(ast.Module(here.body, [])):
+        if isinstance(each, ast.ImportFrom) and name in [alias.name for alias in each.names]:
+            return definition(str(each.module), name)
+    sys.exit(f"docs/api.py: {module} has no {name}; correct GROUPS.")
+
+
+def public_names(group: str) -> list[str]:
+    """The names of a group, in full."""
+    names: list[str] = []
+    for each in group.split():
+        package = f"hardmix.{each.removesuffix('.*')}"
+        stars = [f"{package}.{name}" for name in exported(package)] if each.endswith(".*") else []
+        names += stars or [package]
+    return names
+
+
+def heading(name: str) -> str:
+    """An entry's title: classes are marked, as two names may differ in a capital letter alone."""
+    _, statement = definition(*name.rsplit(".", 1))
+    return f"class `{name}`" if isinstance(statement, ast.ClassDef) else f"`{name}`"
+
+
+def entry(name: str) -> str:
+    """A public name: signature, docstring, and the parts of a class."""
+    module, statement = definition(*name.rsplit(".", 1))
+    path = module.file.relative_to(SOURCE.parent).as_posix()
+    parts = [f"### {heading(name)}", *described(module, statement), f"[{path}](../{path})"]
+    return "\n\n".join(parts)
+
+
+def described(module: Module, statement: ast.stmt) -> Iterator[str]:
+    """The paragraphs of an entry."""
+    if isinstance(statement, ast.FunctionDef):
+        yield code(signature(module, statement))
+        yield docstring(statement)
+    elif isinstance(statement, ast.ClassDef):
+        yield from described_class(module, statement)
+    else:
+        yield code(ast.get_source_segment(module.text, statement) or "")
+        name = str(assigned(statement))
+        if name not in notes(module.body):
+            sys.exit(f"docs/api.py: {name} in {module.file.name} has no docstring; write one.")
+        yield notes(module.body)[name]
+
+
+def described_class(module: Module, statement: ast.ClassDef) -> Iterator[str]:
+    """A class: how it is made, its docstring, its fields, its methods."""
+    methods = {each.name: each for each in statement.body if isinstance(each, ast.FunctionDef)}
+    start = methods.get("__init__")
+    if start is None:
+        yield code(header(module, statement))
+    else:
+        made = signature(module, start).replace("__init__", statement.name, 1)
+        yield code(made.removesuffix(" -> None"))
+    yield docstring(statement)
+    if start is not None and ast.get_docstring(start):
+        yield docstring(start)
+    meaning = notes(statement.body)
+    rows = [
+        [f"`{name}`", f"`{annotation(module, each)}`", meaning.get(name, "")]
+        for each in statement.body
+        if isinstance(each, ast.AnnAssign) and (name := assigned(each))
+    ]
+    if rows:
+        yield table(["field", "type", "meaning"], rows)
+    for name, method in methods.items():
+        special = name.startswith("__") and ast.get_docstring(method) is not None
+        if name not in HIDDEN and (special or not name.startswith("_")):
+            yield code(f"{statement.name}.{signature(module, method)}")
+            yield docstring(method)
+
+
+def header(module: Module, statement: ast.FunctionDef | ast.ClassDef) -> str:
+    """A definition's lines before its body, as they stand in the file."""
+    lines = module.text.splitlines()[statement.lineno - 1 : statement.body[0].lineno - 1]
+    return textwrap.dedent("\n".join(lines)).strip().removesuffix(":")
+
+
+def signature(module: Module, function: ast.FunctionDef) -> str:
+    """How a function is called: its header without `def` and `self`."""
+    call = header(module, function).removeprefix("def ")
+    return re.sub(r"\((\s*)(self|cls)(,\s*|(?=\)))", r"(\1", call, count=1)
+
+
+def annotation(module: Module, field: ast.AnnAssign) -> str:
+    """A field's type, and its default if it has one, as they stand in the file."""
+    parts = [
+        ast.get_source_segment(module.text, part)
+        for part in (field.annotation, field.value)
+        if part
+    ]
+    return " = ".join(str(part) for part in parts)
+
+
+def docstring(statement: ast.FunctionDef | ast.ClassDef) -> str:
+    """A docstring as Markdown: lines that begin with an argument's name become a list."""
+    text = ast.get_docstring(statement)
+    if text is None:
+        sys.exit(f"docs/api.py: {statement.name} has no docstring; write one.")
+    arguments = {each.arg for each in ast.walk(statement) if isinstance(each, ast.arg)}
+    listed = re.compile(r"^(\w+): ", re.MULTILINE)
+    return listed.sub(lambda word: f"- `{word[1]}`: " if word[1] in arguments else word[0], text)
+
+
+def code(source: str) -> str:
+    """A block of Python."""
+    return f"```python\n{source}\n```"
+
+
+def page() -> str:
+    """The whole page."""
+    groups = {title: public_names(group) for title, group in GROUPS.items()}
+    named = {name for names in groups.values() for name in names}
+    if missing := [each for each in exported("hardmix") if f"hardmix.{each}" not in named]:
+        sys.exit(f"docs/api.py: hardmix exports {', '.join(missing)}; give each a place in GROUPS.")
+    summaries = [
+        [link(f"`hardmix {name}`", f"hardmix {name}"), each.__doc__ or ""]
+        for name, each in cli.COMMANDS.items()
+    ]
+    parts = [INTRODUCTION, contents(groups)]
+    for title, names in groups.items():
+        parts += [f"## {title}", *(entry(name) for name in names)]
+    parts += ["## Settings", ABOUT_SETTINGS, *(config(*each) for each in SETTINGS.items())]
+    parts += ["## Command line", ABOUT_COMMANDS, table(["command", "what it does"], summaries)]
+    parts += [inspect.getdoc(cli.main) or "", *(command(name) for name in cli.COMMANDS)]
+    return "\n\n".join(parts) + "\n"
+
+
+def contents(groups: dict[str, list[str]]) -> str:
+    """The list of sections, with the names in each."""
+    lines = []
+    for title, names in groups.items():
+        links = [link(f"`{name.removeprefix('hardmix.')}`", heading(name)) for name in names]
+        lines.append(f"- {link(title, title)}: {', '.join(links)}")
+    return "\n".join([*lines, *(f"- {link(each, each)}" for each in ("Settings", "Command line"))])
+
+
+def main() -> None:
+    """Write the page, or with --check say that it is stale."""
+    if "--check" not in sys.argv:
+        PAGE.write_text(page(), encoding="utf-8")
+    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page():
+        sys.exit(f"{PAGE.name} differs from the source's docstrings: run `make docs`.")
+
+
+if __name__ == "__main__":
+    main()
