@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import tyro
 from PIL import Image
 
+from doc_commands import DOCS, commands, ways_to_type
 from hardmix import cli
-
-DOCS = Path(__file__).parent.parent / "docs"
+from hardmix.errors import InputError
+from hardmix.recipes import demo
+from hardmix.runs import Run
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -54,3 +57,51 @@ def test_the_commands_of_getting_started_run_as_they_stand(photos, capfd):
     names: dict[str, object] = {}
     exec(block[1], names)
     assert names["features"].shape == (1, 256)
+
+
+class ParsedError(Exception):
+    """Raised where a command would begin its work."""
+
+
+@pytest.fixture
+def parse_only(tmp_path, monkeypatch):
+    """Commands end once their options are read; the runs that the documents name exist."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("RUN", "runs/photos", "runs/photos-moco"):
+        Run.create(name, demo())
+    Path("DIR/configs").mkdir(parents=True)
+    Path("DIR/configs/NAME.json").write_bytes(Path("RUN/config.json").read_bytes())
+    read = tyro.cli
+
+    def read_and_stop(*arguments, **options):
+        read(*arguments, **options)
+        raise ParsedError
+
+    monkeypatch.setattr(tyro, "cli", read_and_stop)
+
+
+def why_refused(name: str, *arguments: str) -> str | None:
+    """What the command line says against a command; None where it takes it."""
+    if name not in cli.COMMANDS:
+        return "there is no such command"
+    try:
+        cli.COMMANDS[name](list(arguments))
+    except ParsedError:
+        return None
+    except InputError as error:
+        return str(error)
+    except SystemExit as end:
+        return f"exit status {end.code}" if end.code else None
+    return "its options were never read"
+
+
+@pytest.mark.usefixtures("parse_only")
+def test_the_command_line_takes_every_command_of_the_documents(capfd):
+    taken, refused = [], []
+    for command in commands():
+        for words in ways_to_type(command.text):
+            reason = why_refused(*words)
+            place = f"{command.place}: hardmix {' '.join(words)}"
+            taken.append(place) if reason is None else refused.append(f"{place}: {reason}")
+    assert not refused, "\n".join([*refused, capfd.readouterr().err])
+    assert len(taken) > 100
