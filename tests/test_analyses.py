@@ -151,7 +151,7 @@ def test_an_oracles_false_negatives_are_those_a_count_finds(tmp_path):
     (picture,), _ = false_negatives(records)
     lines = {line["kind"]: line["y"][0] for line in picture.numbers["lines"]}
 
-    outcome, plan, _ = objective.last
+    outcome, plan = objective.last.outcome, objective.last.plan
     of_queue, false = objective.memory.labels.tolist(), 0
     for row, label in enumerate(batch.labels.tolist()):
         similarity = outcome.real[row].tolist()

@@ -121,7 +121,7 @@ def test_the_queue_is_read_before_it_is_written():
     for step, batch in enumerate(batches[:3]):
         objective.backward(batch, Moment(step, 0))
         assert int(objective.memory.filled) == 16 * step
-        outcome, _, _ = objective.last
+        outcome = objective.last.outcome
         own = torch.cat(objective.keys)
         assert not torch.isclose(objective.memory.keys @ own.T, torch.ones(())).any()
         assert outcome.real.shape == (16, 64)
@@ -138,6 +138,26 @@ def test_the_oracle_excludes_the_querys_class_and_the_same_image_mask_the_image(
     for row, (label, image) in enumerate(zip(batches[0].labels, batches[0].ids, strict=True)):
         same = (objective.memory.labels == label) | (objective.memory.ids == image)
         assert torch.equal(exclude[row], same)
+
+
+def test_a_step_is_described_by_the_queue_it_saw_not_by_the_one_it_wrote():
+    objective, batches = contrastive(train={"exclude_same_image": False})
+    objective.memory.enqueue(torch.randn(64, 128), torch.arange(64) % 12, torch.arange(64))
+    objective.backward(batches[0], Moment(50, 5))
+    described, hardness = objective.describe(), objective.hardness()
+    objective.remember(batches[0])
+    objective.memory.labels.fill_(int(batches[0].labels[0]))
+    assert objective.describe() == described
+    assert objective.hardness() == hardness
+
+
+def test_with_the_oracle_no_synthetic_point_has_a_false_parent(tmp_path):
+    run = pretrain(tiny(oracle=True, mix={"warm_up_epochs": 0}), tmp_path / "run")
+    lines = [line for line in run.metrics() if "synthetic_one_false" in line]
+    assert len(lines) > 2
+    names = ("synthetic_one_false", "synthetic_both_false", "synthetic_query_false")
+    assert {line[name] for line in lines for name in names} == {0.0}
+    assert any(line["false_negatives_top"] > 0 for line in lines)
 
 
 def test_accumulated_gradients_have_the_same_shape_and_enqueue_every_key():

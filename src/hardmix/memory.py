@@ -114,12 +114,12 @@ class MemoryQueue(nn.Module):
     def same_class(self, labels: Int[Tensor, " batch"]) -> Bool[Tensor, "batch K"]:
         """Sec. 3.3, the class oracle: each query's false negatives, to exclude or to count."""
         check_labels("labels", labels)
-        return _equal_and_known(labels, self.labels)
+        return equal_and_known(labels, self.labels)
 
     def same_image(self, ids: Int[Tensor, " batch"]) -> Bool[Tensor, "batch K"]:
         """Older keys of the query's own image: in the queue when K exceeds the data set."""
         check_labels("ids", ids)
-        return _equal_and_known(ids, self.ids)
+        return equal_and_known(ids, self.ids)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MemoryQueue":
         position, filled = self.position, self.filled
@@ -133,7 +133,10 @@ class MemoryQueue(nn.Module):
         return f"size={size}, dim={dim}, filled={int(self.filled)}, start={self.start!r}"
 
 
-def _equal_and_known(values: Tensor, stored: Tensor) -> Tensor:
+def equal_and_known(
+    values: Int[Tensor, " batch"], stored: Int[Tensor, " K"]
+) -> Bool[Tensor, "batch K"]:
+    """Which of the stored labels or ids are each sample's own; unknown ones equal nothing."""
     column = values.to(stored).unsqueeze(1)
     return (column == stored) & (column >= 0)
 

@@ -36,7 +36,7 @@ from hardmix.errors import InputError
 from hardmix.faults import check_embeddings
 from hardmix.loading import Batch
 from hardmix.loss import MochiLoss
-from hardmix.memory import MemoryQueue
+from hardmix.memory import MemoryQueue, equal_and_known
 from hardmix.mixing import MixPlan, RowsGenerator, Strategy
 from hardmix.mixing_variants import STRATEGIES, plan_fixed_percentage, plan_softmax_sampled
 from hardmix.precision import Compute
@@ -50,6 +50,17 @@ class Moment(NamedTuple):
 
     step: int
     epoch: int
+
+
+class LastStep(NamedTuple):
+    """What a step saw, to be described after the queue was written."""
+
+    outcome: Contrast
+    plan: MixPlan | None
+    batch: Batch
+    exclude: Tensor | None
+    queue_labels: Tensor
+    """A copy: those of the oldest keys are gone by then."""
 
 
 class Contrastive(nn.Module):
@@ -73,7 +84,7 @@ class Contrastive(nn.Module):
         generator = torch.Generator().manual_seed(seed_of("queue", train.seed))
         self.memory = MemoryQueue(train.queue_size, model.dim, start=start, generator=generator)
         self.keys: list[Tensor] = []
-        self.last: tuple[Contrast, MixPlan | None, Batch] | None = None
+        self.last: LastStep | None = None
         self._query: tuple[nn.Module] = (self.pair.query,)  # in a tuple: it is not saved twice
 
     @property
@@ -110,11 +121,12 @@ class Contrastive(nn.Module):
                     )
                 check_embeddings(query=query, key=key)
                 with timed("loss"):
+                    exclude = self._exclude(part)
                     outcome, plan = self._loss(moment).contrast(
                         query,
                         key,
                         self.memory,
-                        self._exclude(part),
+                        exclude,
                         mix=self._mixes(moment),
                         generator=self._mixing(moment, number),
                     )
@@ -122,7 +134,7 @@ class Contrastive(nn.Module):
                     (outcome.loss / parts).backward()
             losses.append(outcome.loss.detach())
             keys.append(key)
-            last = outcome, plan, part
+            last = LastStep(outcome, plan, part, exclude, self.memory.labels.clone())
         self.keys, self.last = keys, last
         return torch.stack(losses).mean()
 
@@ -147,8 +159,7 @@ class Contrastive(nn.Module):
     def describe(self) -> dict[str, float]:
         """Fig. 2's measures of the last step, by the names used everywhere; over all ranks."""
         assert self.last is not None
-        outcome, plan, batch = self.last
-        exclude = self._exclude(batch)
+        outcome, plan, batch, exclude, queue_labels = self.last
         accuracy = proxy_accuracy(outcome, exclude)
         keys = gather(torch.cat(self.keys))
         spread = keys.std(dim=0).mean() * math.sqrt(self.config.model.dim)
@@ -161,7 +172,7 @@ class Contrastive(nn.Module):
             "spread": spread,
         }
         if bool((gather(batch.labels) >= 0).all()):
-            false = self.memory.same_class(batch.labels)
+            false = equal_and_known(batch.labels, queue_labels)
             described["false_negatives_top"] = false_negatives_top(outcome.real, false)
             if plan is not None:
                 parents = false_parents(plan, false)
@@ -174,8 +185,7 @@ class Contrastive(nn.Module):
     def hardness(self) -> dict[str, list[float] | list[int]]:
         """Fig. 2a of the last step, and how similar positives, negatives and points are."""
         assert self.last is not None
-        outcome, plan, batch = self.last
-        exclude = self._exclude(batch)
+        outcome, plan, _, exclude, _ = self.last
         temperature = self.config.train.temperature
         probability = matching_probability(outcome, temperature, exclude)
         real = outcome.real if exclude is None else outcome.real.masked_fill(exclude, -torch.inf)
