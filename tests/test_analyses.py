@@ -218,6 +218,17 @@ def test_runs_have_the_papers_names(method, oracle, changes, name):
     assert method_name(config) == name
 
 
+def test_runs_that_differ_by_their_seed_are_named_by_it(tmp_path):
+    config = PretrainConfig()
+    other = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=5))
+    plain = dataclasses.replace(config, method="moco-v2")
+    chosen = {"long-name-a": config, "long-name-b": other, "c": plain}
+    runs = [Run.create(tmp_path / name, each) for name, each in chosen.items()]
+    labels = [record.label for record in read_records(runs)[0]]
+    mochi = method_name(config)
+    assert labels == [f"{mochi}, seed 0", f"{mochi}, seed 5", "MoCo-v2"]
+
+
 def test_equal_names_are_told_apart_by_their_folders(tmp_path):
     runs = [made_up(tmp_path / name / "run") for name in ("a", "b")]
     runs.append(made_up(tmp_path / "c", tiny("moco-v2")))

@@ -24,7 +24,7 @@ class Record(NamedTuple):
 
     run: Run
     label: str
-    """The method's name, and the folder's where another run has the same."""
+    """The method's name; where another run has the same, with its seed or its folder's name."""
     hue: int
     """Its number among the runs: its colour in every figure."""
     config: PretrainConfig | None
@@ -123,11 +123,18 @@ def _config(run: Run, missing: list[str]) -> PretrainConfig | None:
 
 
 def _labels(runs: Sequence[Run], configs: Sequence[PretrainConfig | None]) -> list[str]:
-    """As short as tells the runs apart."""
+    """As short as tells the runs apart: the method, then its seed if that is enough."""
     labels = [
         run.path.name or str(run.path) if config is None else method_name(config)
         for run, config in zip(runs, configs, strict=True)
     ]
+    twice = Counter(labels)
+    with_seeds = [
+        label if config is None or twice[label] == 1 else f"{label}, seed {config.train.seed}"
+        for label, config in zip(labels, configs, strict=True)
+    ]
+    if len(set(with_seeds)) == len(runs):
+        return with_seeds
     for name in (lambda run: run.path.name, lambda run: str(run.path)):
         twice = Counter(labels)
         labels = [
