@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torchvision.datasets import CIFAR10
 
 from doc_commands import DOCS, DOCUMENTS, commands, ways_to_type
@@ -113,12 +112,6 @@ def _our_cifar(things, monkeypatch):
     monkeypatch.setattr(CIFAR10, "meta", CIFAR10.meta | {"md5": md5["batches.meta"]})
 
 
-@pytest.fixture
-def _plain_layout(monkeypatch):
-    """Where the parts of a figure stand takes a third of drawing: tests/test_figures.py sees it."""
-    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda engine, figure: None)
-
-
 def two_runs(words: tuple[str, ...]) -> list[str]:
     """Where RUN is said twice, two different ones are meant."""
     first = words.index("RUN") if "RUN" in words else 0
@@ -156,7 +149,7 @@ def commands_to_run() -> dict[str, list[str]]:
     return dict(value for key, value in found.items() if key not in elsewhere)
 
 
-@pytest.mark.usefixtures("_our_cifar", "_plain_layout")
+@pytest.mark.usefixtures("_our_cifar")
 @pytest.mark.parametrize("words", [pytest.param(v, id=k) for k, v in commands_to_run().items()])
 def test_a_command_of_the_documents_ends_well_and_writes_its_files(
     words, things, tmp_path, monkeypatch, capfd

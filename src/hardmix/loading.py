@@ -24,7 +24,7 @@ from hardmix.augment import (
     make_views,
 )
 from hardmix.config import DataConfig, TrainConfig
-from hardmix.datasets import UNKNOWN, ImageSet, data_name, open_images
+from hardmix.datasets import UNKNOWN, ImageSet, checked, data_name, open_images
 from hardmix.distributed import rank, world_size
 from hardmix.errors import InputError
 from hardmix.image_ops import normalise
@@ -62,13 +62,23 @@ class ReadImages(NamedTuple):
 
 
 def open_loader(
-    data: DataConfig, train: TrainConfig, device: torch.device, views: int = 2
+    data: DataConfig,
+    train: TrainConfig,
+    device: torch.device,
+    views: int = 2,
+    own: ImageSet | None = None,
 ) -> "tuple[ImageSet | None, ViewLoader | ShardLoader]":
-    """The data set of a run (none for shards, which are a stream) and its loader on this rank."""
+    """The data set of a run (none for shards, which are a stream) and its loader on this rank.
+
+    `own` is a set that the caller's program holds, in place of one by name.
+    """
     options = (data, train.batch_size, train.seed, device, rank(), world_size())
-    if data_name(data) == "shards":
+    if own is None and data_name(data) == "shards":
         return None, ShardLoader(*options, parts=train.accumulate)
-    images = open_images(data, "train", train.seed)
+    if own is None:
+        images = open_images(data, "train", train.seed)
+    else:
+        images = checked(own, data, train.seed)
     return images, ViewLoader(images, *options, views=views, parts=train.accumulate)
 
 

@@ -5,12 +5,12 @@ from torch import nn
 
 from hardmix.config import DataConfig, OptimizerConfig, PretrainConfig
 from hardmix.console import warn
-from hardmix.datasets import ImageSet, checked
-from hardmix.distributed import rank, world_size
+from hardmix.datasets import ImageSet
+from hardmix.distributed import world_size
 from hardmix.encoders import UNSPLIT_WARNING
 from hardmix.errors import InputError
 from hardmix.faults import Statistics
-from hardmix.loading import ShardLoader, ViewLoader, open_loader
+from hardmix.loading import open_loader
 from hardmix.mixing import Strategy
 from hardmix.narration import Board
 from hardmix.objectives import Contrastive, Moment
@@ -34,7 +34,10 @@ def prepare(
     """Check and build everything, and write nothing yet: bad input costs nothing."""
     compute = choose_compute(config.train.device, config.train.precision)
     board = Board(config)
-    images, loader = open_data(config, compute.device, images)
+    if images is not None:
+        check_own(images, config.data)
+    views = 1 if config.method == "supervised" else 2
+    images, loader = open_loader(config.data, config.train, compute.device, views, own=images)
     check_data(config, images)
     torch.manual_seed(seed_of("weights", config.train.seed))
     channels = config.data.channels
@@ -59,20 +62,6 @@ def prepare(
         statistics=Statistics(objective.normalised()),
         stop=stop,
     )
-
-
-def open_data(
-    config: PretrainConfig, device: torch.device, own: ImageSet | None
-) -> tuple[ImageSet | None, ViewLoader | ShardLoader]:
-    """The images of a run, by name or the user's own, and their loader on this rank."""
-    data, train = config.data, config.train
-    views = 1 if config.method == "supervised" else 2
-    if own is None:
-        return open_loader(data, train, device, views)
-    check_own(own, data)
-    images = checked(own, data, train.seed)
-    options = (data, train.batch_size, train.seed, device, rank(), world_size())
-    return images, ViewLoader(images, *options, views=views, parts=train.accumulate)
 
 
 def check_own(images: ImageSet, config: DataConfig) -> None:
