@@ -9,20 +9,22 @@ from torchvision.transforms.v2 import functional as reference
 
 from hardmix import augment
 from hardmix.augment import (
-    COLOUR_DRAWS,
-    CROP_DRAWS,
     apply_colours,
     channel_statistics,
     colour_views,
     crop_views,
-    draw_colours,
-    draw_crops,
     evaluation_crop,
     make_views,
 )
 from hardmix.config import DataConfig
 from hardmix.image_ops import normalise
 from hardmix.stateless import uniform
+from hardmix.view_parameters import (
+    COLOUR_DRAWS,
+    CROP_DRAWS,
+    draw_colours,
+    draw_crops,
+)
 
 N = 20_000
 SURE = 4.5

@@ -1,17 +1,19 @@
 """Loaders: step k of epoch e is the same however one gets there; broken files are named."""
 
+from dataclasses import replace
 from itertools import islice
 
 import pytest
 import torch
 from PIL import Image
 
-from hardmix import loading
-from hardmix.augment import evaluation_crop, make_views
+from hardmix import shard_loading
+from hardmix.augment import channel_statistics, evaluation_crop, make_views
 from hardmix.config import DataConfig, TrainConfig
 from hardmix.datasets import ImageSet
 from hardmix.errors import InputError
-from hardmix.loading import ShardLoader, ViewLoader, evaluation_batches, open_loader
+from hardmix.loading import ViewLoader, evaluation_batches, open_loader
+from hardmix.shard_loading import ShardLoader
 
 CPU = torch.device("cpu")
 COUNT = 22
@@ -115,10 +117,11 @@ def test_an_epoch_left_early_changes_nothing(images):
     assert_same(loader.epoch(1), loader_of(images).epoch(1))
 
 
+@pytest.mark.parametrize("size", [16, 160], ids=["in groups", "one by one"])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_number_of_workers_changes_no_bit(in_files, workers):
-    config = DataConfig(image_size=16, workers=workers)
-    loader, alone = loader_of(in_files, config), loader_of(in_files)
+def test_the_number_of_workers_changes_no_bit(in_files, workers, size):
+    config = DataConfig(image_size=size, workers=workers)
+    loader, alone = loader_of(in_files, config), loader_of(in_files, replace(config, workers=0))
     try:
         assert_same(loader.epoch(0), alone.epoch(0))
         next(loader.epoch(1))
@@ -219,7 +222,7 @@ def test_evaluation_shows_every_image_once_in_order(images, workers):
     pictures, labels, ids = (torch.cat(column) for column in zip(*batches, strict=True))
     assert ids.tolist() == list(range(COUNT))
     assert torch.equal(labels, torch.full_like(ids, -1) if images.labels is None else ids % 3)
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in loading.channel_statistics(3))
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in channel_statistics(3))
     for index, picture in enumerate(pictures):
         expected = evaluation_crop(images.image(index), 16) / 255
         torch.testing.assert_close(picture * std + mean, expected, rtol=0, atol=1e-6)
@@ -251,7 +254,7 @@ def shards(monkeypatch):
             elif on_unreadable is not None:
                 on_unreadable(number, f"{number}: broken")
 
-    monkeypatch.setattr(loading, "open_shards", open_shards)
+    monkeypatch.setattr(shard_loading, "open_shards", open_shards)
     return broken
 
 

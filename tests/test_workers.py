@@ -11,7 +11,7 @@ import torch
 
 from hardmix import workers
 from hardmix.errors import InputError
-from hardmix.workers import WorkerPool, dead_workers_named
+from hardmix.workers import WorkerPool, dead_workers_named, empty_to_send
 
 CPU = torch.device("cpu")
 
@@ -35,6 +35,11 @@ def sleep(seconds):
 
 def fail(_):
     raise InputError("the file is broken")
+
+
+def shared_numbers(value):
+    numbers = empty_to_send((2, 3, 5))
+    return numbers.fill_(value)
 
 
 @pytest.fixture
@@ -108,3 +113,9 @@ run = pool.run(list(range(-100, 0)))
 assert next(run) == 100
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_what_is_sent_lies_in_shared_memory_and_is_the_same_after_the_way(pool_of):
+    (sent,) = pool_of(shared_numbers, 1).run([7])
+    assert sent.is_shared()
+    assert torch.equal(sent, torch.full((2, 3, 5), 7.0))

@@ -1,8 +1,8 @@
 """The two views of an image, exactly as official MoCo-v1 and MoCo-v2 make them.
 
-Parameters are drawn first, for each sample from its own random numbers (`stateless.uniform`); then
-whole batches are transformed. A random resized crop comes first, the colours follow, so that a
-worker process can crop what it has decoded and the training device does the rest.
+Parameters are drawn first (`view_parameters`), then whole batches are transformed. A random resized
+crop comes first, the colours follow, so that a worker process can crop what it has decoded and a
+GPU does the rest.
 """
 
 import math
@@ -10,107 +10,30 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float32, Float64, Int64, UInt8
+from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 from torchvision.transforms.v2 import functional
 
 from hardmix import image_ops
 from hardmix.config import Augmentation, DataConfig
 from hardmix.image_ops import CropBoxes, normalise, resized_crops
-from hardmix.stateless import uniform
+from hardmix.view_parameters import (
+    COLOUR_DRAWS,
+    CROP_DRAWS,
+    ColourParameters,
+    draw_colours,
+    draw_crops,
+    draw_views,
+)
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's red, green and blue, as in official MoCo; used for every data set of colours."""
-
-ATTEMPTS = 10
-"""How often torchvision's RandomResizedCrop tries to fit a crop before it takes the centre."""
-
-CROP_DRAWS = 2 * ATTEMPTS + 2
-COLOUR_DRAWS = 13
-"""Random numbers that a view takes: crop first, then colours."""
 
 CACHED = 1 << 20
 """Numbers worked on at a time on a CPU: what stays in its cache is two to three times as fast."""
 
 ALONE = 1 << 16
 """Numbers in an image from which on a CPU colours one image at a time."""
-
-RATIOS = (3 / 4, 4 / 3)
-"""Width over height of a crop, least and most."""
-
-
-class ColourParameters(NamedTuple):
-    """What happens to the colours of each view. On the CPU: choosing rows must not wait for a GPU.
-
-    The fields `brightness` to `hue` hold factors in the sense of torchvision's `adjust_*`.
-    """
-
-    order: Int64[Tensor, "batch 4"]
-    """The four in the order in which they are applied: 0 brightness, 1 contrast, 2 saturation,
-    3 hue."""
-    brightness: Float32[Tensor, " batch"]
-    contrast: Float32[Tensor, " batch"]
-    saturation: Float32[Tensor, " batch"]
-    hue: Float32[Tensor, " batch"]
-    jitter: Bool[Tensor, " batch"]
-    """Whether these four are applied."""
-    grey: Bool[Tensor, " batch"]
-    sigma: Float32[Tensor, " batch"]
-    """Of the blur, in pixels; 0 is none."""
-    flip: Bool[Tensor, " batch"]
-
-
-def draw_crops(
-    draws: Float64[Tensor, f"batch {CROP_DRAWS}"],
-    heights: Int64[Tensor, " batch"],
-    widths: Int64[Tensor, " batch"],
-    min_scale: float,
-) -> CropBoxes:
-    """As RandomResizedCrop(scale=(min_scale, 1)) of torchvision: a share of the area and a shape.
-
-    The first of ten attempts that fits the image is taken, at a random place; if none does, the
-    largest crop of an allowed shape from the centre.
-    """
-    h, w = heights.double(), widths.double()
-    area = (h * w)[:, None] * (min_scale + (1 - min_scale) * draws[:, :ATTEMPTS])
-    low, high = math.log(RATIOS[0]), math.log(RATIOS[1])
-    ratio = torch.exp(low + (high - low) * draws[:, ATTEMPTS : 2 * ATTEMPTS])
-    tall, wide = (area / ratio).sqrt_().round_(), (area * ratio).sqrt_().round_()
-    fits = (tall > 0) & (tall <= h[:, None]) & (wide > 0) & (wide <= w[:, None])
-    found = fits.any(dim=1)
-    first = fits.int().argmax(dim=1, keepdim=True)
-    height = torch.where(found, tall.gather(1, first)[:, 0], (w / RATIOS[0]).round_().minimum(h))
-    width = torch.where(found, wide.gather(1, first)[:, 0], (h * RATIOS[1]).round_().minimum(w))
-    spare_rows, spare_columns = h - height, w - width
-    top = torch.where(found, (spare_rows + 1) * draws[:, -2], spare_rows / 2)
-    left = torch.where(found, (spare_columns + 1) * draws[:, -1], spare_columns / 2)
-    return CropBoxes(*(value.floor().long() for value in (top, left, height, width)))
-
-
-def draw_colours(
-    draws: Float64[Tensor, f"batch {COLOUR_DRAWS}"], augmentation: Augmentation, blur: bool
-) -> ColourParameters:
-    """Official MoCo's colours, or "plain": none but the flip, as in evaluations that train.
-
-    v1: grey 0.2; ColorJitter(0.4, 0.4, 0.4, 0.4) always; flip 0.5.
-    v2: ColorJitter(0.4, 0.4, 0.4, 0.1) 0.8; grey 0.2; blur of sigma U(0.1, 2) 0.5; flip 0.5.
-    """
-    second, plain = augmentation == "moco-v2", augmentation == "plain"
-    brightness, contrast, saturation = (0.6 + 0.8 * draws[:, 4:7].T).float()
-    hue = (0.1 if second else 0.4) * (2 * draws[:, 7] - 1)
-    jitter, grey, blurred, flip = (draws[:, 8:12] < draws.new_tensor([0.8, 0.2, 0.5, 0.5])).T
-    return ColourParameters(
-        order=draws[:, :4].argsort(dim=1),
-        brightness=brightness,
-        contrast=contrast,
-        saturation=saturation,
-        hue=hue.float(),
-        jitter=jitter if second else torch.full_like(jitter, not plain),
-        grey=grey & (not plain),
-        sigma=((0.1 + 1.9 * draws[:, 12]) * (blurred & (second and blur))).float(),
-        flip=flip,
-    )
-
 
 Operation = Callable[[Tensor, Tensor | slice], None]
 """Changes images in place, told which rows of the parameters are theirs."""
@@ -162,26 +85,35 @@ def apply_colours(
 ) -> Float32[Tensor, "batch channels size size"]:
     """All that official MoCo does between crop and normalisation, to each sample its own."""
     stages = colour_stages(parameters, augmentation, images.shape[1])
-    if images.device.type == "cpu" and images.shape[1:].numel() >= ALONE:
-        return _one_by_one(images.clone(), stages)
-    return _in_groups(images, stages)
+    return _apply_(stages, images.clone(), 0)
 
 
-def _one_by_one(images: Tensor, stages: list[Stage]) -> Tensor:
-    """Each sample goes its way in place. Small images would take longer to call than to colour."""
-    choices = torch.stack([stage.choice for stage in stages], dim=1).tolist()
-    for row, chosen in enumerate(choices):
-        part = slice(row, row + 1)
-        for number, stage in zip(chosen, stages, strict=True):
-            if number < len(stage.operations):
-                stage.operations[number](images[part], part)
+def _apply_(stages: list[Stage], images: Tensor, first: int) -> Tensor:
+    """Colour samples from row `first` of the stages on; what was given is used up."""
+    way = _one_by_one if _alone(images.shape[1:], images.device) else _in_groups
+    return way(stages, images, first)
+
+
+def _alone(shape: Sequence[int], device: torch.device) -> bool:
+    """Whether images are worked on one at a time: small ones would take longer to call for."""
+    return device.type == "cpu" and math.prod(shape) >= ALONE
+
+
+def _one_by_one(stages: list[Stage], images: Tensor, first: int) -> Tensor:
+    """Each sample goes its way in place."""
+    for image, row in zip(images.split(1), range(first, first + len(images)), strict=True):
+        for choice, operations in stages:
+            number = int(choice[row])
+            if number < len(operations):
+                operations[number](image, slice(row, row + 1))
     return images
 
 
-def _in_groups(images: Tensor, stages: list[Stage]) -> Tensor:
+def _in_groups(stages: list[Stage], images: Tensor, first: int) -> Tensor:
     """At each stage samples are sorted by their operation: it then works in place on a slice."""
     place = torch.arange(len(images))
-    for choice, operations in stages:
+    for choices, operations in stages:
+        choice = choices[first : first + len(images)]
         rows = choice.argsort()
         images = images.index_select(0, place[rows].to(images.device))
         place[rows] = torch.arange(len(rows))
@@ -190,7 +122,7 @@ def _in_groups(images: Tensor, stages: list[Stage]) -> Tensor:
         for operation, count in zip(operations, counts, strict=False):
             part = slice(start, start + count)
             if count:
-                operation(images[part], rows[part])
+                operation(images[part], rows[part] + first)
             start += count
     return images.index_select(0, place.to(images.device))
 
@@ -248,21 +180,15 @@ def colour_views(
     config: DataConfig,
     seed: int,
     epoch: int,
+    out: Float32[Tensor, "views batch channels size size"] | None = None,
 ) -> Views:
-    """The second half, for a batch of what `crop_views` gave."""
+    """The second half, for a batch of what `crop_views` gave; into `out`, if there is one."""
     flat = crops.flatten(0, 1)
 
     def crop(rows: slice) -> Tensor:
         return flat[rows].float().div_(255)
 
-    return _coloured(crop, crops.device, ids, config, seed, epoch, len(crops))
-
-
-def draw_views(
-    ids: Int64[Tensor, " batch"], seed: int, epoch: int, number: int, views: int = 2
-) -> Float64[Tensor, "{views}*batch number"]:
-    """Random numbers of all query views, then of all key views."""
-    return torch.cat([uniform(seed, epoch, ids, view, number) for view in range(views)])
+    return _coloured(crop, crops.device, ids, config, seed, epoch, len(crops), out)
 
 
 def _coloured(
@@ -273,19 +199,21 @@ def _coloured(
     seed: int,
     epoch: int,
     views: int,
+    out: Tensor | None = None,
 ) -> Views:
     """Colours for all views at once; `crop` gives the views in these rows."""
     draws = draw_views(ids, seed, epoch, CROP_DRAWS + COLOUR_DRAWS, views)[:, CROP_DRAWS:]
     parameters = draw_colours(draws, config.augmentation, config.blur)
+    stages = colour_stages(parameters, config.augmentation, config.channels)
     mean, std = channel_statistics(config.channels)
     shape = config.channels, config.image_size, config.image_size
-    piece = max(1, CACHED // math.prod(shape)) if device.type == "cpu" else len(draws)
-    done = torch.empty(len(draws), *shape, device=device)
+    piece = len(draws)
+    if device.type == "cpu":
+        piece = 1 if _alone(shape, device) else max(1, CACHED // math.prod(shape))
+    done = torch.empty(len(draws), *shape, device=device) if out is None else out.flatten(0, 1)
     for start in range(0, len(draws), piece):
         rows = slice(start, start + piece)
-        some = ColourParameters(*(value[rows] for value in parameters))
-        images = apply_colours(crop(rows), some, config.augmentation)
-        done[rows] = normalise(images, mean, std)
+        normalise(_apply_(stages, crop(rows), start), mean, std, out=done[rows])
     return done.chunk(views)
 
 

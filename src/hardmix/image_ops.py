@@ -165,11 +165,11 @@ def flip_(images: Images) -> None:
 
 
 def normalise(
-    images: Images, mean: tuple[float, ...], std: tuple[float, ...]
+    images: Images, mean: tuple[float, ...], std: tuple[float, ...], out: Images | None = None
 ) -> Float32[Tensor, "batch channels height width"]:
     """(images - mean) / std, channel by channel."""
     shift, scale = (images.new_tensor(value).view(-1, 1, 1) for value in (mean, std))
-    return images.sub(shift).div_(scale)
+    return torch.sub(images, shift, out=out).div_(scale)
 
 
 def _per_image(values: Float[Tensor, " batch"]) -> Float[Tensor, "batch 1 1 1"]:

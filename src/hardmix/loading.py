@@ -3,13 +3,12 @@
 Step k of epoch e is the same batch however the loader got there: the order is a function of (seed,
 epoch), a view of (seed, epoch, image), and a process takes its rows of the global batch. Sets held
 in memory are cropped and coloured as whole batches. Files are decoded and cropped by worker
-processes; only uint8 crops travel, and the training device does the rest.
+processes. If a GPU trains, uint8 crops travel and it does the rest; if not, the workers do all.
 """
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -23,37 +22,28 @@ from hardmix.augment import (
     evaluation_crop,
     make_views,
 )
+from hardmix.batches import Batch, on_device, rows_of, steps_of
 from hardmix.config import DataConfig, TrainConfig
 from hardmix.datasets import UNKNOWN, ImageSet, checked, data_name, open_images
 from hardmix.distributed import rank, world_size
 from hardmix.errors import InputError
 from hardmix.image_ops import normalise
 from hardmix.images import UnreadableImage
-from hardmix.shards import ShardImage, open_shards
+from hardmix.shard_loading import ShardLoader
 from hardmix.stateless import permutation
 from hardmix.stopwatch import timed, timed_beside, timed_each
-from hardmix.workers import WorkerPool
+from hardmix.workers import WorkerPool, empty_to_send
 
 TOGETHER = 1 << 22
 """Bytes of images that a worker holds before it crops them: to draw the boxes of one photograph
 takes as long as those of ten."""
 
 
-class Batch(NamedTuple):
-    """One step's images on the training device, normalised."""
-
-    query: Float32[Tensor, "batch channels size size"]
-    key: Float32[Tensor, "batch channels size size"]
-    labels: Int64[Tensor, " batch"]
-    """-1 where unknown."""
-    ids: Int64[Tensor, " batch"]
-    """Number of each image in its data set."""
-
-
 class ReadImages(NamedTuple):
     """What a worker makes of a list of images."""
 
-    pixels: UInt8[Tensor, "..."]
+    pixels: UInt8[Tensor, "..."] | Float32[Tensor, "views batch channels size size"]
+    """Crops; or views that are coloured and normalised."""
     ids: Int64[Tensor, " batch"]
     unreadable: dict[int, str]
     """Number of each image that is left out, and why."""
@@ -102,10 +92,10 @@ class ViewLoader:
         views: int = 2,
         parts: int = 1,
     ) -> None:
-        self.steps_per_epoch = _steps(len(images), batch_size)
+        self.steps_per_epoch = steps_of(len(images), batch_size)
         self._views = views
         self.images, self.config, self.seed, self.device = images, config, seed, device
-        self.batch_size, self._rows = batch_size, _rows_of(rank, world_size, batch_size, parts)
+        self.batch_size, self._rows = batch_size, rows_of(rank, world_size, batch_size, parts)
         self.unreadable: dict[int, str] = {}
         self._pool: WorkerPool[tuple[int, list[int]], ReadImages] | None = None
 
@@ -121,11 +111,12 @@ class ViewLoader:
                 pixels = self.images.tensor[ids].to(self.device)
             with timed("augment"):
                 views = make_views(pixels, ids, self.config, self.seed, epoch, self._views)
-            yield _on_device(views, labels_of(self.images, ids), ids)
+            yield on_device(views, labels_of(self.images, ids), ids)
 
     def _from_files(self, epoch: int, steps: list[Tensor]) -> Iterator[Batch]:
         if self._pool is None:
-            reader = partial(_read_views, self.images, self.config, self.seed, self._views)
+            whole = self.config.workers > 0 and self.device.type == "cpu"
+            reader = partial(_read_views, self.images, self.config, self.seed, self._views, whole)
             self._pool = WorkerPool(reader, self.config.workers, self.device)
         reading = self._pool.run([(epoch, ids.tolist()) for ids in steps])
         for read in timed_each("waiting" if self.config.workers else "decode", reading):
@@ -133,82 +124,17 @@ class ViewLoader:
             self.unreadable |= read.unreadable
             _check_unreadable(self.unreadable, self.images, self.config.max_unreadable)
             with timed("augment"):
-                crops = read.pixels.to(self.device, non_blocking=True)
-                views = colour_views(crops, read.ids, self.config, self.seed, epoch)
-            yield _on_device(views, labels_of(self.images, read.ids), read.ids)
+                pixels = read.pixels.to(self.device, non_blocking=True)
+                views: Sequence[Tensor] = tuple(pixels)
+                if pixels.dtype == torch.uint8:
+                    views = colour_views(pixels, read.ids, self.config, self.seed, epoch)
+            yield on_device(views, labels_of(self.images, read.ids), read.ids)
 
     def close(self) -> None:
         """End the worker processes, if there are any; the next epoch starts new ones."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-
-
-class ShardLoader:
-    """Two views of every image of WebDataset archives: a stream, read by this process.
-
-    Every rank reads the whole stream and takes its rows of each batch.
-    """
-
-    def __init__(
-        self,
-        config: DataConfig,
-        batch_size: int,
-        seed: int,
-        device: torch.device,
-        rank: int = 0,
-        world_size: int = 1,
-        parts: int = 1,
-    ) -> None:
-        if config.num_images is None:
-            raise InputError(
-                "data.num_images is not set, and shards do not tell how many images they hold:"
-                " count them."
-            )
-        self.steps_per_epoch = _steps(config.num_images, batch_size)
-        self.config, self.seed, self.device = config, seed, device
-        self.batch_size, self._rows = batch_size, _rows_of(rank, world_size, batch_size, parts)
-        self.unreadable: dict[int, str] = {}
-
-    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
-        """Yield this rank's batches of an epoch, from `first_step` on."""
-        stream = self._stream(epoch)
-        for step in range(self.steps_per_epoch):
-            with timed("decode"):
-                samples = list(islice(stream, self.batch_size))
-            if step >= first_step:
-                yield self._batch([samples[row] for row in self._rows.tolist()], epoch)
-
-    def _stream(self, epoch: int) -> Iterator[ShardImage]:
-        options = self.config, self.seed, epoch
-        found = 0
-
-        def note(number: int, reason: str) -> None:
-            nonlocal found
-            found += 1
-            self.unreadable[number] = reason
-
-        for sample in open_shards(*options, note):
-            found += 1
-            yield sample
-        if found < self.steps_per_epoch * self.batch_size:
-            raise InputError(
-                f"data.num_images={self.config.num_images}, but {self.config.root} holds {found}:"
-                " correct data.num_images."
-            )
-        yield from open_shards(*options)  # in place of those that are unreadable
-
-    def close(self) -> None:
-        """As of ViewLoader: here there is nothing to end."""
-
-    def _batch(self, samples: list[tuple[Tensor, int, int]], epoch: int) -> Batch:
-        images, labels, ids = zip(*samples, strict=True)
-        options = self.config, self.seed, epoch
-        numbers = torch.tensor(ids)
-        with timed("augment"):
-            crops = crop_views(images, numbers, *options)
-            views = colour_views(crops.to(self.device), numbers, *options)
-        return _on_device(views, torch.tensor(labels), numbers)
 
 
 def evaluation_batches(
@@ -253,9 +179,14 @@ def labels_of(images: ImageSet, ids: Int64[Tensor, " batch"]) -> Int64[Tensor, "
 
 
 def _read_views(
-    images: ImageSet, config: DataConfig, seed: int, views: int, job: tuple[int, list[int]]
+    images: ImageSet,
+    config: DataConfig,
+    seed: int,
+    views: int,
+    whole: bool,
+    job: tuple[int, list[int]],
 ) -> ReadImages:
-    """Decode and crop the views: a worker's part of training."""
+    """Decode and crop the views, if `whole` colour them too: a worker's part of training."""
     started = time.perf_counter()
     epoch, wanted = job
     ids: list[int] = []
@@ -273,8 +204,12 @@ def _read_views(
             numbers = torch.tensor(ids[-len(group) :])
             crops.append(crop_views(group, numbers, config, seed, epoch, views))
             group = []
-    seconds = time.perf_counter() - started
-    return ReadImages(torch.cat(crops, dim=1), torch.tensor(ids), unreadable, seconds)
+    pixels, numbers = torch.cat(crops, dim=1), torch.tensor(ids)
+    if whole:
+        out = empty_to_send(pixels.shape)
+        colour_views(pixels, numbers, config, seed, epoch, out)
+        pixels = out
+    return ReadImages(pixels, numbers, unreadable, time.perf_counter() - started)
 
 
 def _read_evaluation(images: ImageSet, size: int, wanted: list[int]) -> ReadImages:
@@ -312,33 +247,3 @@ def _check_unreadable(unreadable: dict[int, str], images: ImageSet, share: float
             f" data.max_unreadable={share} allows: {first}. Repair or remove them, or raise the"
             " limit."
         )
-
-
-def _on_device(views: tuple[Tensor, ...], labels: Tensor, ids: Tensor) -> Batch:
-    query, key = views[0], views[-1]
-    return Batch(query, key, labels.to(query.device), ids.to(query.device))
-
-
-def _steps(num_images: int, batch_size: int) -> int:
-    if batch_size > num_images:
-        raise InputError(
-            f"train.batch_size={batch_size} exceeds the {num_images} images of the data set: not"
-            " one batch can be filled; lower train.batch_size."
-        )
-    return num_images // batch_size
-
-
-def _rows_of(rank: int, world_size: int, batch_size: int, parts: int) -> Int64[Tensor, " rows"]:
-    """A rank's rows of the global batch: its share of each of the parts that are encoded at once.
-
-    So a part is made of the same images, in the same order, on any number of processes.
-    """
-    if batch_size % (world_size * parts):
-        raise InputError(
-            f"train.batch_size={batch_size} is not divisible by the {world_size} processes"
-            + (f" times train.accumulate={parts}" if parts > 1 else "")
-            + ": each takes the same number of images; choose a multiple of"
-            f" {world_size * parts}."
-        )
-    shares = torch.arange(batch_size).view(parts, world_size, -1)
-    return shares[:, rank].flatten()

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hardmix.batches import Batch
 from hardmix.config import MixConfig, PretrainConfig, QueueStart
 from hardmix.contrast import Contrast
 from hardmix.diagnostics import (
@@ -34,7 +35,6 @@ from hardmix.distributed import (
 from hardmix.encoders import QueryKeyPair, build_encoder, encode_keys
 from hardmix.errors import InputError
 from hardmix.faults import check_embeddings
-from hardmix.loading import Batch
 from hardmix.loss import MochiLoss
 from hardmix.memory import MemoryQueue, equal_and_known
 from hardmix.mixing import MixPlan, RowsGenerator, Strategy

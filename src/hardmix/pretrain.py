@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hardmix.batches import Batch
 from hardmix.changed_data import write_list
 from hardmix.config import PretrainConfig
 from hardmix.console import Meter, progress, say, warn
@@ -20,7 +21,6 @@ from hardmix.errors import InputError, UnfinishedError
 from hardmix.evaluations.knn import knn_accuracy
 from hardmix.faults import NonFiniteError, check_gradients
 from hardmix.features import extract
-from hardmix.loading import Batch
 from hardmix.mixing import Strategy
 from hardmix.narration import (
     describe_start,

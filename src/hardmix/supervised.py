@@ -4,10 +4,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from hardmix.batches import Batch
 from hardmix.config import PretrainConfig
 from hardmix.distributed import averaged, mean_over_ranks, unaveraged
 from hardmix.encoders import build_encoder
-from hardmix.loading import Batch
 from hardmix.objectives import Moment, black_images, parts_of, share_state
 from hardmix.precision import Compute
 from hardmix.stopwatch import timed

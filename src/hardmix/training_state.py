@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hardmix.batches import Batch
 from hardmix.changed_data import data_mark, describe_change
 from hardmix.checkpoints import optimizer_tensors, restore_optimizer
 from hardmix.config import PretrainConfig
@@ -31,12 +32,13 @@ from hardmix.distributed import (
 )
 from hardmix.errors import InputError, UnfinishedError
 from hardmix.faults import MOST_SKIPPED, Statistics, keep_for_inspection, likely_reasons, some
-from hardmix.loading import Batch, ShardLoader, ViewLoader
+from hardmix.loading import ViewLoader
 from hardmix.memory import UNKNOWN
 from hardmix.narration import Board
 from hardmix.objectives import Contrastive, share_state
 from hardmix.precision import Compute
 from hardmix.runs import Run
+from hardmix.shard_loading import ShardLoader
 from hardmix.signals import StopRequest
 from hardmix.supervised import Supervised
 

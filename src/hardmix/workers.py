@@ -5,6 +5,7 @@ them: workers that died first would take the last checkpoint with them.
 """
 
 import atexit
+import math
 import signal
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,8 @@ from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
+from jaxtyping import Float32
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from hardmix.errors import InputError
@@ -62,6 +65,13 @@ class WorkerPool(Generic[Job, Result]):
             iterator._shutdown_workers()  # type: ignore[union-attr]
         for worker in workers:
             worker.kill()
+
+
+def empty_to_send(shape: Sequence[int]) -> Float32[Tensor, "..."]:
+    """Memory for numbers that a worker gives to the main process, which need not be copied then."""
+    size = math.prod(shape) * torch.float32.itemsize
+    memory: torch.UntypedStorage = torch.UntypedStorage._new_shared(size)
+    return torch.empty(0).set_(memory).view(*shape)
 
 
 @contextmanager

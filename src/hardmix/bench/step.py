@@ -9,10 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from hardmix.batches import Batch
 from hardmix.bench.jobs import Job, Row, Setup, Tell
 from hardmix.bench.rounds import milliseconds, take_turns
 from hardmix.bench.steps import TINY, Step, StepSize, build_step, random_batch, variants
-from hardmix.loading import Batch
 
 RESNET18, RESNET50 = StepSize("resnet18-cifar", 64, 32), StepSize("resnet50", 16, 96)
 WARM_UPS = 2

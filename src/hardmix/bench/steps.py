@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from hardmix.backbones import build_backbone
+from hardmix.batches import Batch
 from hardmix.bench.jobs import SEED
 from hardmix.bench.lightly_peer import LightlyStep
 from hardmix.bench.official import OfficialMoco, OfficialStep
@@ -24,7 +25,6 @@ from hardmix.config import (
     TrainConfig,
 )
 from hardmix.encoders import HEADS
-from hardmix.loading import Batch
 from hardmix.objectives import Contrastive
 from hardmix.pretrain import take_step
 from hardmix.runs import Run
