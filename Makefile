@@ -18,6 +18,7 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/lines.py --check
+	$(BIN)/python docs/performance.py --check
 	$(BIN)/python docs/api.py --check
 
 format: $(READY)
@@ -26,6 +27,7 @@ format: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/lines.py
+	$(BIN)/python docs/performance.py
 	$(BIN)/python docs/api.py
 
 bench: $(READY)

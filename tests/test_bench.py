@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 
 from hardmix import cli
-from hardmix.bench import claims, growth, jobs, loader, suite, worker
+from hardmix.bench import claims, growth, jobs, loader, suite, tables, worker
 from hardmix.bench.circumstances import notes
 from hardmix.bench.claims import CLAIMS, judge
 from hardmix.bench.official import OfficialMoco, OfficialStep, OfficialViews
@@ -50,6 +50,9 @@ def test_a_part_measures_every_variant_and_writes_their_ratios(part, tmp_path, m
         for name in variants:
             assert row["ratio"][name].keys() == variants.keys()
             assert row["ratio"][name][name]["median"] == 1
+    page = out.with_suffix(".md").read_text()
+    assert report["command"] in page
+    assert all(tables.NAMES[name] in page for name in rows[0]["ratio"])
 
 
 def test_the_command_measures_in_a_fresh_process_and_says_what_it_leaves_out(tmp_path, capfd):
@@ -218,6 +221,7 @@ def test_a_job_that_is_refused_is_the_users_to_mend(monkeypatch):
         (["--data.cifar", "nowhere"], ["--data.cifar nowhere", "generated images"]),
         (["--data.jpeg", "nowhere"], ["--data.jpeg nowhere"]),
         (["--out", "nowhere/bench.json"], ["--out nowhere/bench.json"]),
+        (["--out", "bench.md"], ["--out bench.md", "name it .json"]),
     ],
 )
 def test_bad_input_is_one_line(arguments, words, capfd):

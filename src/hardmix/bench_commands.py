@@ -33,9 +33,9 @@ class Bench:
         tyro.conf.Positional[tuple[str, ...]],
         Help(metavar="PART...", help=f"of {', '.join(PARTS)}; none: all"),
     ] = ()
-    out: Annotated[Path, Help(help="everything as JSON; an earlier file is replaced")] = Path(
-        "bench.json"
-    )
+    out: Annotated[
+        Path, Help(help="everything as JSON, its tables in a .md beside it; old ones are replaced")
+    ] = Path("bench.json")
     rounds: Annotated[int, Help(help="how often variants take turns")] = 15
     quick: Annotated[bool, Help(help="tiny sizes, to see that it works; judges nothing")] = False
     device: Annotated[Device, Help(help="auto: cuda where there is one")] = "auto"

@@ -146,5 +146,5 @@ def tell_profile(run: Run, stopwatch: Stopwatch | None) -> None:
     rows = [[name, f"{profile.parts[name]:.1f}", f"{share[name]:.1%}"] for name in share]
     rows.append(["step", f"{profile.whole:.1f}", "100.0%"])
     if profile.workers:
-        rows.append(["decode, in workers", f"{profile.workers:.1f}", "beside"])
+        rows.append(["in workers", f"{profile.workers:.1f}", "beside"])
     table(f"Where the time goes, of {profile.steps} steps", ["part", "ms a step", "share"], rows)

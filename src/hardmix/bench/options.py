@@ -37,6 +37,8 @@ class BenchOptions:
                 raise InputError(f"there is no part {name!r}: choose of {', '.join(known)}.")
         if self.rounds < 2:
             raise InputError(f"--rounds {self.rounds} is below 2: quartiles need two or more.")
+        if self.out.suffix == ".md":
+            raise InputError(f"--out {self.out}: the tables would replace it; name it .json.")
         if self.out.is_dir() or not self.out.absolute().parent.is_dir():
             raise InputError(f"--out {self.out} is no file in a folder that exists: name another.")
         for option, folder in [("cifar", self.cifar), ("jpeg", self.jpeg)]:

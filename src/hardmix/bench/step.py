@@ -12,7 +12,15 @@ from typing import Any
 from hardmix.batches import Batch
 from hardmix.bench.jobs import Job, Row, Setup, Tell
 from hardmix.bench.rounds import milliseconds, take_turns
-from hardmix.bench.steps import TINY, Step, StepSize, build_step, random_batch, variants
+from hardmix.bench.steps import (
+    TINY,
+    Step,
+    StepSize,
+    build_step,
+    like_the_peers,
+    random_batch,
+    variants,
+)
 
 RESNET18, RESNET50 = StepSize("resnet18-cifar", 64, 32), StepSize("resnet50", 16, 96)
 WARM_UPS = 2
@@ -33,6 +41,7 @@ def sizes(setup: Setup) -> list[StepSize]:
 def plan(setup: Setup) -> list[Job]:
     """Every variant at every size."""
     names = variants(setup.precisions, setup.lightly)
+    names += like_the_peers(names)
     items = {label(size): size for size in sizes(setup)}
     return [step_job("step", setup, names, items, setup.rounds)]
 

@@ -1,6 +1,7 @@
 """One training step each of ours, official MoCo's and lightly's, behind one signature."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,6 +59,9 @@ OURS: dict[str, tuple[Method, Precision]] = {
     "mochi_bf16": ("mochi", "bf16"),
     "moco_bf16": ("moco-v2", "bf16"),
 }
+TOGETHER = "_together"
+"""At the end of one of these names: the keys are normalised all together, as the peers do it on one
+device, and not in four groups, which is our default and the paper's four GPUs."""
 PEERS = ("official", "lightly")
 """Both train plain MoCo in float32, as people run them."""
 
@@ -66,6 +70,11 @@ def variants(precisions: tuple[str, ...], lightly: bool) -> list[str]:
     """Everything that can be measured here, peers first."""
     peers = [name for name in PEERS if lightly or name != "lightly"]
     return peers + [name for name, (_, precision) in OURS.items() if precision in precisions]
+
+
+def like_the_peers(names: list[str]) -> list[str]:
+    """Our MoCHi of these variants doing no more than they do."""
+    return [name + TOGETHER for name in names if name.startswith("mochi_")]
 
 
 def build_step(variant: str, size: StepSize, device: str, folder: Path) -> Step:
@@ -105,8 +114,10 @@ def build_training(
     variant: str, size: StepSize, device: str, data: DataConfig, run: Path
 ) -> Training:
     """Ours, as `hardmix pretrain` builds it, with a queue that is full and mixes at once."""
-    method, precision = OURS[variant]
+    method, precision = OURS[variant.removesuffix(TOGETHER)]
     config = step_config(size, method, precision, device, data)
+    if variant.endswith(TOGETHER):
+        config = replace(config, model=replace(config.model, key_bn_splits=1))
     training = prepare(config, Run(run), stop=StopRequest())
     fill_queue(training)
     return training

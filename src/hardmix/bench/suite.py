@@ -13,8 +13,8 @@ from hardmix.bench.circumstances import available_cores, circumstances, load_ave
 from hardmix.bench.claims import judge
 from hardmix.bench.jobs import Job, Row, Setup, Tell, run_job
 from hardmix.bench.options import PARTS, QUICK_ROUNDS, BenchOptions
-from hardmix.bench.tables import say_how_busy, show_limits, show_rows
-from hardmix.console import progress, say
+from hardmix.bench.tables import Table, how_busy, how_many_met, limits_of, sections_of, tables_of
+from hardmix.console import progress, say, table
 from hardmix.errors import InputError
 from hardmix.precision import choose_compute
 from hardmix.whole_files import write_atomically
@@ -45,15 +45,24 @@ def bench(options: BenchOptions, run: RunJob = run_job) -> dict[str, Any]:
     for number, name in enumerate(names, start=1):
         say(f"Part {number} of {len(names)}: {name}")
         parts[name] = measure_part(name, setup, run)
-        show_rows(name, parts[name])
+        _show(tables_of(name, parts[name]))
     judged = judge(parts, setup)
-    show_limits(judged)
-    say_how_busy([row for rows in parts.values() for row in rows])
+    _show([limits_of(judged)])
+    say(how_many_met(judged))
+    say(how_busy(row for rows in parts.values() for row in rows))
     report |= {"parts": parts, "limits": judged, "load_average_after": load_average()}
     report["seconds"] = round(time.perf_counter() - began)
     write_atomically(options.out, json.dumps(report, indent=1).encode() + b"\n")
-    say(f"{report['seconds']} s; everything is in {options.out}")
+    page = options.out.with_suffix(".md")
+    write_atomically(page, "\n\n".join(sections_of(report).values()).encode() + b"\n")
+    say(f"{report['seconds']} s; everything is in {options.out}, the tables in {page}")
     return report
+
+
+def _show(tables: list[Table]) -> None:
+    for each in tables:
+        if each.lines:
+            table(*each)
 
 
 def prepare_setup(options: BenchOptions) -> Setup:
