@@ -30,8 +30,10 @@ docs: $(READY)
 	$(BIN)/python docs/performance.py
 	$(BIN)/python docs/api.py
 
+# CIFAR and JPEG are folders of real images; without them, generated ones. About 45 minutes.
 bench: $(READY)
-	$(BIN)/hardmix bench --out benchmarks/bench.json
+	$(BIN)/hardmix bench --out benchmarks/bench.json \
+	  $(if $(CIFAR),--data.cifar "$(CIFAR)") $(if $(JPEG),--data.jpeg "$(JPEG)")
 
 # The README's table: two processes of one thread each, as it was made. CIFAR is the folder of
 # CIFAR-10; without it, the embedded images alone. Results lie in runs/results-*. On 2 cores about

@@ -49,7 +49,8 @@ def bench(options: BenchOptions, run: RunJob = run_job) -> dict[str, Any]:
     judged = judge(parts, setup)
     _show([limits_of(judged)])
     say(how_many_met(judged))
-    say(how_busy(row for rows in parts.values() for row in rows))
+    if busy := how_busy(row for rows in parts.values() for row in rows):
+        say(busy)
     report |= {"parts": parts, "limits": judged, "load_average_after": load_average()}
     report["seconds"] = round(time.perf_counter() - began)
     write_atomically(options.out, json.dumps(report, indent=1).encode() + b"\n")
