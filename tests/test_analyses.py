@@ -21,7 +21,8 @@ from hardmix.analyses.false_negatives import false_negatives
 from hardmix.analyses.gallery import sample_ids
 from hardmix.analyses.grids import grid_pictures
 from hardmix.analyses.hardness import matching_probabilities, similarities
-from hardmix.analyses.records import MOST_POINTS, curve, method_name, read_records, thin
+from hardmix.analyses.labels import method_name, tell_apart
+from hardmix.analyses.records import MOST_POINTS, curve, read_records, thin
 from hardmix.analyses.toy_sphere import toy_sphere
 from hardmix.analyses.tsne import tsne
 from hardmix.analyze import analyze, compare, portray
@@ -227,6 +228,45 @@ def test_runs_that_differ_by_their_seed_are_named_by_it(tmp_path):
     labels = [record.label for record in read_records(runs)[0]]
     mochi = method_name(config)
     assert labels == [f"{mochi}, seed 0", f"{mochi}, seed 5", "MoCo-v2"]
+
+
+def test_runs_of_one_name_are_told_apart_by_the_settings_in_which_they_differ(tmp_path):
+    config = PretrainConfig()
+    train = dataclasses.replace(config.train, queue_size=4096, temperature=0.1)
+    chosen = [
+        config,
+        dataclasses.replace(config, train=dataclasses.replace(train, seed=1)),
+        dataclasses.replace(config, train=train),
+    ]
+    runs = [Run.create(tmp_path / str(i), each) for i, each in enumerate(chosen)]
+    k, tau = config.train.queue_size, config.train.temperature
+    assert [record.label for record in read_records(runs)[0]] == [
+        f"{method_name(config)}, K = {k}, tau = {tau}, seed 0",
+        f"{method_name(config)}, K = 4096, tau = 0.1, seed 1",
+        f"{method_name(config)}, K = 4096, tau = 0.1, seed 0",
+    ]
+
+
+def test_settings_of_mixing_do_not_name_a_run_without_mixing():
+    settings = [{"method": "moco-v2", "mix.strategy": each} for each in ("mochi", "ranked-by-key")]
+    assert tell_apart(["MoCo-v2"] * 2, settings) == ["MoCo-v2"] * 2
+    mixed = [{**each, "method": "mochi"} for each in settings]
+    assert tell_apart(["MoCHi"] * 2, mixed) == ["MoCHi, mochi", "MoCHi, ranked-by-key"]
+    assert tell_apart(["a", "b"], mixed) == ["a", "b"]
+
+
+def test_a_curve_of_many_epochs_has_a_point_for_each(tmp_path):
+    run = made_up(tmp_path / "run")
+    lines = [
+        {"step": 2 * epoch + half + 1, "epoch": epoch, "loss": epoch + half}
+        for epoch in range(10)
+        for half in (0, 1)
+    ]
+    record = read_records([run])[0][0]._replace(metrics=lines)
+    epochs, losses = curve(record, "loss")
+    assert epochs == losses == [epoch + 0.5 for epoch in range(10)]
+    short = record._replace(metrics=lines[:6])
+    assert curve(short, "loss")[0] == [0.5, 1, 1.5, 2, 2.5, 3]
 
 
 def test_equal_names_are_told_apart_by_their_folders(tmp_path):

@@ -133,8 +133,8 @@ def test_a_gain_is_taken_only_over_the_same_settings(tmp_path):
     runs.append(write_run(tmp_path / "fewer", alone, None, {"knn": result_of(alone, 0.4, k=200)}))
     (evaluation,) = evaluations_of(group_runs(read_runs(runs)))
     gains = {score.group.label: score.gain for score in evaluation.scores}
-    assert gains["MoCHi (128, 128, 16), longer"].points is None
-    assert gains["MoCHi (128, 128, 16), longer"].word == "no MoCo-v2 run with these settings"
+    assert gains["MoCHi (128, 128, 16), 8 epochs"].points is None
+    assert gains["MoCHi (128, 128, 16), 8 epochs"].word == "no MoCo-v2 run with these settings"
     assert gains["MoCHi (128, 64, 16)"].points == pytest.approx(40 - 51.5)
     assert gains["MoCHi (128, 64, 16)"].error is None
     assert gains["MoCHi (128, 64, 16)"].word == "one seed"

@@ -4,9 +4,11 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from hardmix.analyses.labels import flatten, method_name, tell_apart
 from hardmix.config import PretrainConfig
 from hardmix.errors import InputError
 from hardmix.figures import Picture
@@ -17,6 +19,8 @@ Found = tuple[list[Picture], list[str]]
 
 MOST_POINTS = 400
 """Of a curve; longer ones become the means of as many parts."""
+EPOCHS_TO_AVERAGE = 8
+"""A shorter run is drawn line by line."""
 
 
 class Record(NamedTuple):
@@ -24,7 +28,7 @@ class Record(NamedTuple):
 
     run: Run
     label: str
-    """The method's name; where another run has the same, with its seed or its folder's name."""
+    """The method's name; where another run has the same, with the settings in which they differ."""
     hue: int
     """Its number among the runs: its colour in every figure."""
     config: PretrainConfig | None
@@ -58,46 +62,27 @@ def read_records(runs: Sequence[Run]) -> tuple[list[Record], list[str]]:
     return records, missing
 
 
-def method_name(config: PretrainConfig) -> str:
-    """The paper's name: between MoCo and MoCo-v2 with what was added (App. B.1)."""
-    if config.method == "supervised":
-        return "supervised"
-    parts = {
-        "cosine": config.optimizer.schedule == "cosine",
-        "MLP": config.model.head == "mlp",
-        "augmentation": config.data.augmentation == "moco-v2",
-    }
-    if config.method == "moco-v1" and not all(parts.values()):
-        name = "MoCo" + "".join(f" + {part}" for part, there in parts.items() if there)
-    else:
-        name = "MoCo-v2"
-        if config.method == "mochi":
-            mix = config.mix
-            name = f"MoCHi ({mix.num_hardest}, {mix.num_pairs}, {mix.num_with_query})"
-            name += f" {mix.strategy}" if mix.strategy != "mochi" else ""
-        name += "".join(f" without {part}" for part, there in parts.items() if not there)
-    return name + (" oracle" if config.oracle else "")
-
-
 def curve(record: Record, key: str) -> tuple[list[float], list[float]]:
     """A measure over training: epochs, with fractions, and values; what is no number is left out.
 
-    The last step of every epoch is logged: steps per epoch follow from the lines.
+    A line of metrics.jsonl is one batch. From `EPOCHS_TO_AVERAGE` epochs on, a point is the mean of
+    an epoch's lines, in its middle. The last step of every epoch is logged: steps per epoch follow
+    from the lines.
     """
     lines = [line for line in record.metrics if _is_number(line.get("step"))]
     lines = [line for line in lines if _is_number(line.get("epoch")) and line["epoch"] >= 0]
-    steps = max((line["step"] / (line["epoch"] + 1) for line in lines), default=0) or 1
-    points = [(line["step"] / steps, line[key]) for line in lines if _is_number(line.get(key))]
+    by_epoch = _by_epoch(lines, key)
+    if len(by_epoch) >= EPOCHS_TO_AVERAGE:
+        points = [(epoch + 0.5, sum(values) / len(values)) for epoch, values in by_epoch]
+    else:
+        steps = max((line["step"] / (line["epoch"] + 1) for line in lines), default=0) or 1
+        points = [(line["step"] / steps, line[key]) for line in lines if _is_number(line.get(key))]
     return thin([x for x, _ in points]), thin([y for _, y in points])
 
 
 def epoch_means(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
     """Mean of a measure over each epoch that has it, in order."""
-    epochs: dict[int, list[float]] = {}
-    for line in lines:
-        if _is_number(line.get(key)) and isinstance(line.get("epoch"), int):
-            epochs.setdefault(line["epoch"], []).append(line[key])
-    return [sum(epochs[epoch]) / len(epochs[epoch]) for epoch in sorted(epochs)]
+    return [sum(values) / len(values) for _, values in _by_epoch(lines, key)]
 
 
 def thin(values: list[float]) -> list[float]:
@@ -108,6 +93,14 @@ def thin(values: list[float]) -> list[float]:
     ends = [round(i * number / MOST_POINTS) for i in range(MOST_POINTS + 1)]
     parts = [values[start:end] for start, end in pairwise(ends)]
     return [float(f"{sum(part) / len(part):.6g}") for part in parts]
+
+
+def _by_epoch(lines: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, list[float]]]:
+    epochs: dict[int, list[float]] = {}
+    for line in lines:
+        if _is_number(line.get(key)) and isinstance(line.get("epoch"), int):
+            epochs.setdefault(line["epoch"], []).append(line[key])
+    return sorted(epochs.items())
 
 
 def _is_number(value: object) -> bool:
@@ -123,18 +116,12 @@ def _config(run: Run, missing: list[str]) -> PretrainConfig | None:
 
 
 def _labels(runs: Sequence[Run], configs: Sequence[PretrainConfig | None]) -> list[str]:
-    """As short as tells the runs apart: the method, then its seed if that is enough."""
+    """The method, then the settings that tell it from its like; if that fails, the folder."""
     labels = [
         run.path.name or str(run.path) if config is None else method_name(config)
         for run, config in zip(runs, configs, strict=True)
     ]
-    twice = Counter(labels)
-    with_seeds = [
-        label if config is None or twice[label] == 1 else f"{label}, seed {config.train.seed}"
-        for label, config in zip(labels, configs, strict=True)
-    ]
-    if len(set(with_seeds)) == len(runs):
-        return with_seeds
+    labels = tell_apart(labels, [flatten(asdict(config)) if config else {} for config in configs])
     for name in (lambda run: run.path.name, lambda run: str(run.path)):
         twice = Counter(labels)
         labels = [

@@ -2,10 +2,11 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hardmix.analyses.labels import tell_apart
 from hardmix.evaluations.accuracy import mean_and_deviation
 from hardmix.paper_results import Beside, paper_beside
 from hardmix.report.reading import NOT_THE_RUN, RunFacts, number
@@ -112,10 +113,22 @@ def group_runs(runs: Sequence[RunFacts]) -> list[Group]:
     found: dict[str, list[RunFacts]] = {}
     for run in runs:
         found.setdefault(group_key(run.settings) or f"alone {run.name}", []).append(run)
-    labels = [members[0].label for members in found.values()]
     return [
-        Group(members, _distinct_label(members, labels), number)
-        for number, members in enumerate(found.values())
+        Group(members, label, number)
+        for number, (members, label) in enumerate(
+            zip(found.values(), _labels(found.values()), strict=True)
+        )
+    ]
+
+
+def _labels(groups: Collection[Sequence[RunFacts]]) -> list[str]:
+    """The method; where groups share it, what tells them apart, or else the first run's name."""
+    firsts = [members[0] for members in groups]
+    without_seed = [{**first.settings, "train.seed": None} for first in firsts]
+    labels = tell_apart([first.label for first in firsts], without_seed)
+    return [
+        label if labels.count(label) == 1 else f"{label}, {first.name}"
+        for label, first in zip(labels, firsts, strict=True)
     ]
 
 
@@ -294,9 +307,3 @@ def _trial_mean(numbers: Any, key: str) -> float | None:
 def _plain(value: Any) -> Any:
     """1 and 1.0 are one setting."""
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-def _distinct_label(members: Sequence[RunFacts], labels: Sequence[str]) -> str:
-    """The method; where two groups share it, the first run's name beside it."""
-    label = members[0].label
-    return label if labels.count(label) == 1 else f"{label}, {members[0].name}"

@@ -169,7 +169,7 @@ def _false_parents(evidence: Evidence) -> Judgement:
     )
     if not both:
         return "cannot be judged", f"no run of {MOCHI} with labels"
-    shown = f"both parents false {_mean(both)} %, one {_mean(one)} %; the paper: 1 and 8 %"
+    shown = f"both parents false {_mean(both)} %, at least one {_mean(one)} %; the paper: 1 and 8 %"
     return "seen" if max(both) < 100 * FEW else "not seen", shown
 
 
