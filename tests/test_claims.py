@@ -149,6 +149,10 @@ def test_claim_7_sets_mochi_with_a_small_queue_against_the_large_one(tmp_path, s
     write_row(tmp_path, MOCO, 50)
     write_row(tmp_path, f"{MOCHI}, K = 4096", small)
     assert judged(tmp_path, 7).verdict == verdict
+    write_row(tmp_path, f"{MOCO}, K = 4096", 70)
+    claim = judged(tmp_path, 7)
+    assert claim.verdict == verdict
+    assert claim.evidence.endswith("of MoCo-v2 50.00 ± 1.00: +20.00 ± 0.82"), "the queue alone"
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,10 @@ def _settings(evidence: Evidence) -> Judgement:
 
 
 def _smaller_queue(evidence: Evidence) -> Judgement:
+    """Beside it MoCo-v2 with the same queue: the small queue alone may do as well."""
     sign, shown = evidence.compare(f"{MOCHI}, K = 4096", MOCO)
+    if evidence.values(f"{MOCO}, K = 4096", "linear"):
+        shown += "; " + evidence.compare(f"{MOCO}, K = 4096", MOCO)[1]
     return "cannot be judged" if sign is None else "seen" if sign >= 0 else "not seen", shown
 
 
