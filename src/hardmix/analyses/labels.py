@@ -20,6 +20,8 @@ WORDS = {
     "train.seed": "seed {}",
 }
 """What people compare, in the order in which it is written; any other difference, by the folder."""
+PLAIN = ("mochi", "keep")
+"""The paper's own mixing, which goes without saying."""
 
 
 def method_name(config: PretrainConfig) -> str:
@@ -67,6 +69,7 @@ def tell_apart(labels: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> 
             words.format(own[name])
             for name, words in WORDS.items()
             if name in own
+            and own[name] not in PLAIN
             and (own.get("method") == "mochi" or not name.startswith("mix."))
             and any(each.get(name) != own[name] for each in same)
         ]
