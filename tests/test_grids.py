@@ -162,6 +162,17 @@ def test_a_temperature_that_is_moco_v2s_stays_moco_v2s():
     assert config_at(first, "cifar10").train.temperature == 0.07
     v2 = RECIPES["cifar10"].build("moco-v2", False).train.temperature
     assert config_at(second, "cifar10").train.temperature == v2
+    chosen = {
+        row.label: config_at(row, "cifar10", temperature=0.3).train.temperature
+        for row in GRIDS["table1"].rows
+    }
+    assert chosen.pop(first.label) == 0.07
+    assert (
+        chosen.pop("supervised")
+        == config_at(labelled("table1", "supervised"), "cifar10").train.temperature
+    )
+    assert set(chosen.values()) == {0.3}
+    assert "MoCo-v2: 0.3 here" in " ".join(describe_scale(first, "cifar10", temperature=0.3))
 
 
 def test_a_step_schedule_follows_the_epochs():

@@ -519,6 +519,8 @@ def test_times_in_words():
         (["table2", "--data.root", "."], ["--voc-root is missing"]),
         (["table1", "--epochs", "5"], ["--epochs", "paper's settings"]),
         (["table1", "--scale", "shapes", "--epochs", "0"], ["--epochs 0"]),
+        (["table1", "--temperature", "0.1"], ["--temperature", "paper's settings"]),
+        (["table1", "--scale", "shapes", "--temperature", "-1"], ["--temperature -1", "above 0"]),
         (["table1", "--scale", "imagenet"], ["imagenet"]),
     ],
 )
@@ -543,6 +545,7 @@ def test_the_folder_of_another_sweep_is_refused_by_what_differs(tmp_path, traine
         ),
         ({"epochs": 3}, "epochs None, and this one has 3"),
         ({"num_images": 64}, "num_images None, and this one has 64"),
+        ({"temperature": 0.1}, "temperature None, and this one has 0.1"),
     ]:
         with pytest.raises(InputError, match=words):
             sweep(options(tmp_path, **changes))

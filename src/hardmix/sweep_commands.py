@@ -47,6 +47,9 @@ class Sweep:
     job_only: Annotated[bool, Help(help="write DIR/job.sh for SLURM and train nothing")] = False
     epochs: Annotated[int | None, Help(help="for the paper's 200; small scales only")] = None
     num_images: Annotated[int | None, Help(help="training images; small scales only")] = None
+    temperature: Annotated[
+        float | None, Help(help="of MoCo-v2 and MoCHi, the paper's 0.2; small scales only")
+    ] = None
     device: Annotated[str, Help(help="auto, cpu, cuda or cuda:N")] = "auto"
     voc_root: Annotated[Path | None, Help(help="folder of VOC, for table2")] = None
     coco_root: Annotated[Path | None, Help(help="folder of COCO, for table3")] = None

@@ -102,7 +102,7 @@ def show_plan(plan: Plan) -> None:
     options = plan.options
     for sentence in [
         comparable(options.scale)[1],
-        *describe_scale(plan.rows[0], options.scale, options.epochs),
+        *describe_scale(plan.rows[0], options.scale, options.epochs, options.temperature),
         *same_run(plan.rows, options),
     ]:
         say(sentence)

@@ -110,6 +110,7 @@ def sweep_command(options: SweepOptions) -> list[str]:
     for option, value in {
         "--epochs": options.epochs,
         "--num-images": options.num_images,
+        "--temperature": options.temperature,
         "--data.workers": options.workers,
     }.items():
         words += [] if value is None else [option, str(value)]
@@ -130,4 +131,5 @@ def _identity(options: SweepOptions) -> dict[str, Any]:
         "scale": options.scale,
         "epochs": options.epochs,
         "num_images": options.num_images,
+        "temperature": options.temperature,
     }

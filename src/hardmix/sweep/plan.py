@@ -8,6 +8,7 @@ DIR/runs/NAME/                 one run each, named by its settings
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -38,6 +39,7 @@ class SweepOptions:
     index: str | None = None
     epochs: int | None = None
     num_images: int | None = None
+    temperature: float | None = None
     data_root: str | None = None
     workers: int | None = None
     device: str = "auto"
@@ -54,16 +56,21 @@ class SweepOptions:
                 f"--seeds {self.seeds} --first-seed {self.first_seed}: one seed or more is needed,"
                 " and the first is 0 or above."
             )
-        if self.scale == "paper" and (self.epochs or self.num_images):
+        self._check_shrinking()
+        share_of(self.index)
+        selected_rows(self)
+
+    def _check_shrinking(self) -> None:
+        if self.scale == "paper" and (self.epochs or self.num_images or self.temperature):
             raise InputError(
-                "--epochs and --num-images change the paper's settings: use them with --scale"
-                " cifar10 or shapes."
+                "--epochs, --num-images and --temperature change the paper's settings: use them"
+                " with --scale cifar10 or shapes."
             )
         for name, value in {"--epochs": self.epochs, "--num-images": self.num_images}.items():
             if value is not None and value < 1:
                 raise InputError(f"{name} {value} is below 1.")
-        share_of(self.index)
-        selected_rows(self)
+        if self.temperature is not None and not 0 < self.temperature < math.inf:
+            raise InputError(f"--temperature {self.temperature} is not above 0: the paper has 0.2.")
 
     @property
     def every_seed(self) -> range:
@@ -141,7 +148,7 @@ def share_of(index: str | None) -> tuple[int, int]:
 
 def config_of(row: Row, options: SweepOptions, seed: int) -> PretrainConfig:
     """The complete config of a row's run."""
-    config = config_at(row, options.scale, options.epochs)
+    config = config_at(row, options.scale, options.epochs, options.temperature)
     data = config.data
     if row.recipe == "imagenet100" and options.scale == "paper":
         data = replace(data, name="imagenet100")

@@ -155,7 +155,7 @@ def collect(plan: Plan) -> SweepResult:
         lines.append(Line(row, config_of(row, options, options.first_seed), runs, cells))
     fits, statement = comparable(options.scale)
     sentences = [
-        *describe_scale(grid.rows[0], options.scale, options.epochs),
+        *describe_scale(grid.rows[0], options.scale, options.epochs, options.temperature),
         *same_run([line.row for line in lines], options),
     ]
     return SweepResult(options, grid.place, fits, statement, sentences, measures, lines)

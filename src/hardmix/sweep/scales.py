@@ -26,8 +26,13 @@ IMAGES_PER_SECOND = {"imagenet100": 490.0, "imagenet1k": 490.0, "cifar10": 1430.
 (Broader Impact) on 4 GPUs, 35 and 2 minutes on 2 cores."""
 
 
-def config_at(row: Row, scale: ScaleName, epochs: int | None = None) -> PretrainConfig:
-    """The run of a row; `epochs` stand for the paper's 200 instead of the recipe's own."""
+def config_at(
+    row: Row, scale: ScaleName, epochs: int | None = None, temperature: float | None = None
+) -> PretrainConfig:
+    """The run of a row; `epochs` stand for the paper's 200, `temperature` for MoCo-v2's 0.2.
+
+    Unset, both are the recipe's own.
+    """
     paper = RECIPES[row.recipe].build(row.method, row.oracle)
     base = RECIPES[recipe_at(row, scale)].build(row.method, row.oracle)
     width = Fraction(base.train.queue_size, paper.train.queue_size)
@@ -38,7 +43,7 @@ def config_at(row: Row, scale: ScaleName, epochs: int | None = None) -> Pretrain
         epochs=total,
         stop_epoch=stop,
         queue_size=_nearest_power(row.queue_size * width),
-        temperature=_temperature_at(row, base),
+        temperature=_temperature_at(row, base, temperature),
     )
     mix = base.mix
     if row.mix is not None:
@@ -76,7 +81,9 @@ def with_settings(config: PretrainConfig, changes: Mapping[str, Any]) -> Pretrai
     )
 
 
-def describe_scale(row: Row, scale: ScaleName, epochs: int | None = None) -> list[str]:
+def describe_scale(
+    row: Row, scale: ScaleName, epochs: int | None = None, temperature: float | None = None
+) -> list[str]:
     """How the paper's settings were changed, in sentences; `row` tells which of its data sets."""
     if scale == "paper":
         return [
@@ -86,7 +93,7 @@ def describe_scale(row: Row, scale: ScaleName, epochs: int | None = None) -> lis
     paper, base = (
         RECIPES[name].build("mochi", False) for name in (row.recipe, SMALL_RECIPES[scale])
     )
-    v2, length = base.train.temperature, epochs or base.train.epochs
+    v2, length = temperature or base.train.temperature, epochs or base.train.epochs
     warm_up = _whole(Fraction(paper.mix.warm_up_epochs) * Fraction(length, SCHEDULE))
     share = paper.train.queue_size // base.train.queue_size
     return [
@@ -123,13 +130,14 @@ def _epochs_at(row: Row, length: Fraction) -> tuple[int, int | None]:
     return epochs, stop if stop < epochs else None
 
 
-def _temperature_at(row: Row, base: PretrainConfig) -> float:
-    """A tau that is the paper's for MoCo-v2 becomes the recipe's for MoCo-v2."""
-    if row.temperature is None:
+def _temperature_at(row: Row, base: PretrainConfig, chosen: float | None) -> float:
+    """A tau that is the paper's for MoCo-v2 becomes the chosen one, or the recipe's for MoCo-v2."""
+    if row.method == "supervised":
         return base.train.temperature
     usual = TrainConfig().temperature
+    own = base.train.temperature if row.temperature is None else row.temperature
     theirs = RECIPES[base.recipe].build("moco-v2", False).train.temperature
-    return theirs if row.temperature == usual else row.temperature
+    return (chosen or theirs) if own in (usual, theirs) else own
 
 
 def _nearest_power(count: Fraction | int) -> int:
