@@ -247,7 +247,7 @@ CLAIMS: list[tuple[str, str, Callable[[Evidence], Judgement]]] = [
     ("synthetic points with two false parents stay few", "Fig. 2c", _false_parents),
     ("MoCHi improves linear accuracy over MoCo-v2", "Table 1", _gain),
     ("many (N, s, s') help, a very small N does not", "Fig. 3, Table 1 of the appendix", _settings),
-    ("MoCHi with a quarter of the queue matches MoCo-v2", "App. B.3", _smaller_queue),
+    ("MoCHi with a quarter of the queue matches MoCo-v2", "App. C.2", _smaller_queue),
     ("the class oracle improves both, MoCHi more", "Table 1", _oracle),
     ("MoCHi raises uniformity", "Fig. 3c", _uniformity),
     ("softmax-sampled negatives hurt much", "App. B.2", _softmax),
