@@ -265,6 +265,9 @@ def test_a_curve_of_many_epochs_has_a_point_for_each(tmp_path):
     record = read_records([run])[0][0]._replace(metrics=lines)
     epochs, losses = curve(record, "loss")
     assert epochs == losses == [epoch + 0.5 for epoch in range(10)]
+    late = [line if line["epoch"] else {**line, "loss": None} for line in lines[:16]]
+    after_warm_up = curve(record._replace(metrics=late), "loss")
+    assert after_warm_up[0] == [epoch + 0.5 for epoch in range(1, 8)], "eight epochs, seven logged"
     short = record._replace(metrics=lines[:6])
     assert curve(short, "loss")[0] == [0.5, 1, 1.5, 2, 2.5, 3]
 

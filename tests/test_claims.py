@@ -108,7 +108,9 @@ def test_claim_3_asks_for_more_false_negatives_at_the_end_of_every_run(tmp_path,
 @pytest.mark.parametrize(("both", "verdict"), [(0.01, "seen"), (0.11, "not seen")])
 def test_claim_4_counts_points_with_two_false_parents(tmp_path, both, verdict):
     write_row(tmp_path, MOCHI, 50, synthetic_both_false=(0, both), synthetic_one_false=(0, 0.08))
-    assert judged(tmp_path, 4).verdict == verdict
+    claim = judged(tmp_path, 4)
+    assert claim.verdict == verdict
+    assert "at least one 8.00" in claim.evidence
 
 
 @pytest.mark.parametrize(

@@ -486,6 +486,15 @@ def test_the_job_script_is_an_array_with_a_part_for_every_run(tmp_path, trainer)
     assert len(list((out / "configs").iterdir())) == 27
 
 
+def test_the_job_script_has_what_changes_the_runs(tmp_path, trainer):
+    changes = ["--epochs", "3", "--num-images", "64", "--temperature", "0.1"]
+    assert (
+        run_command("table1", "--out", str(tmp_path), "--scale", "shapes", "--job-only", *changes)
+        == 0
+    )
+    assert " ".join(changes) in (tmp_path / "job.sh").read_text()
+
+
 def test_time_is_estimated_from_the_runs_that_are_there(tmp_path, trainer, capfd):
     sweep(options(tmp_path, seeds=1))
     capfd.readouterr()
@@ -520,7 +529,10 @@ def test_times_in_words():
         (["table1", "--epochs", "5"], ["--epochs", "paper's settings"]),
         (["table1", "--scale", "shapes", "--epochs", "0"], ["--epochs 0"]),
         (["table1", "--temperature", "0.1"], ["--temperature", "paper's settings"]),
-        (["table1", "--scale", "shapes", "--temperature", "-1"], ["--temperature -1", "above 0"]),
+        (
+            ["table1", "--scale", "shapes", "--temperature", "-1"],
+            ["--temperature -1", "no number above 0"],
+        ),
         (["table1", "--scale", "imagenet"], ["imagenet"]),
     ],
 )

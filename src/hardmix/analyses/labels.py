@@ -45,22 +45,11 @@ def method_name(config: PretrainConfig) -> str:
     return name + (" oracle" if config.oracle else "")
 
 
-def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """{"train": {"seed": 0}} as {"train.seed": 0}."""
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, dict):
-            flat |= {f"{name}.{inner}": each for inner, each in value.items()}
-        else:
-            flat[name] = value
-    return flat
-
-
 def tell_apart(labels: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Equal labels with the settings in which their runs differ: "MoCHi (256, 256, 32), K = 1024".
 
-    `settings` are flat. Runs that differ in nothing of `WORDS` keep equal labels; settings of
-    mixing count for MoCHi alone.
+    `settings` by their dotted names. Runs that differ in nothing of `WORDS` keep equal labels;
+    settings of mixing count for MoCHi alone.
     """
     told = []
     for label, own in zip(labels, settings, strict=True):

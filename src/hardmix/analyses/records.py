@@ -4,15 +4,16 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import pairwise
+from statistics import fmean
 from typing import Any, NamedTuple
 
-from hardmix.analyses.labels import flatten, method_name, tell_apart
+from hardmix.analyses.labels import method_name, tell_apart
 from hardmix.config import PretrainConfig
 from hardmix.errors import InputError
 from hardmix.figures import Picture
 from hardmix.runs import Run
+from hardmix.saved_configs import settings
 
 Found = tuple[list[Picture], list[str]]
 """Pictures, and sentences that say what is missing."""
@@ -71,9 +72,8 @@ def curve(record: Record, key: str) -> tuple[list[float], list[float]]:
     """
     lines = [line for line in record.metrics if _is_number(line.get("step"))]
     lines = [line for line in lines if _is_number(line.get("epoch")) and line["epoch"] >= 0]
-    by_epoch = _by_epoch(lines, key)
-    if len(by_epoch) >= EPOCHS_TO_AVERAGE:
-        points = [(epoch + 0.5, sum(values) / len(values)) for epoch, values in by_epoch]
+    if len({line["epoch"] for line in lines}) >= EPOCHS_TO_AVERAGE:
+        points = [(epoch + 0.5, fmean(values)) for epoch, values in _by_epoch(lines, key)]
     else:
         steps = max((line["step"] / (line["epoch"] + 1) for line in lines), default=0) or 1
         points = [(line["step"] / steps, line[key]) for line in lines if _is_number(line.get(key))]
@@ -82,7 +82,7 @@ def curve(record: Record, key: str) -> tuple[list[float], list[float]]:
 
 def epoch_means(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
     """Mean of a measure over each epoch that has it, in order."""
-    return [sum(values) / len(values) for _, values in _by_epoch(lines, key)]
+    return [fmean(values) for _, values in _by_epoch(lines, key)]
 
 
 def thin(values: list[float]) -> list[float]:
@@ -121,7 +121,7 @@ def _labels(runs: Sequence[Run], configs: Sequence[PretrainConfig | None]) -> li
         run.path.name or str(run.path) if config is None else method_name(config)
         for run, config in zip(runs, configs, strict=True)
     ]
-    labels = tell_apart(labels, [flatten(asdict(config)) if config else {} for config in configs])
+    labels = tell_apart(labels, [settings(config) if config else {} for config in configs])
     for name in (lambda run: run.path.name, lambda run: str(run.path)):
         twice = Counter(labels)
         labels = [

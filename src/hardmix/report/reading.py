@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hardmix.analyses.labels import flatten
 from hardmix.config import PretrainConfig
 from hardmix.runs import MAY_CHANGE, Run
 
@@ -93,6 +92,17 @@ def read_run(path: Path, name: str) -> RunFacts:
     missing += _unfinished(facts)
     missing += _stale_results(facts)
     return facts
+
+
+def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+    """{"train": {"seed": 0}} as {"train.seed": 0}."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{inner}": each for inner, each in value.items()}
+        else:
+            flat[name] = value
+    return flat
 
 
 def method_label(settings: Mapping[str, Any]) -> str:

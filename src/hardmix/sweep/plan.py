@@ -56,11 +56,11 @@ class SweepOptions:
                 f"--seeds {self.seeds} --first-seed {self.first_seed}: one seed or more is needed,"
                 " and the first is 0 or above."
             )
-        self._check_shrinking()
+        self._check_small_scale()
         share_of(self.index)
         selected_rows(self)
 
-    def _check_shrinking(self) -> None:
+    def _check_small_scale(self) -> None:
         if self.scale == "paper" and (self.epochs or self.num_images or self.temperature):
             raise InputError(
                 "--epochs, --num-images and --temperature change the paper's settings: use them"
@@ -70,7 +70,9 @@ class SweepOptions:
             if value is not None and value < 1:
                 raise InputError(f"{name} {value} is below 1.")
         if self.temperature is not None and not 0 < self.temperature < math.inf:
-            raise InputError(f"--temperature {self.temperature} is not above 0: the paper has 0.2.")
+            raise InputError(
+                f"--temperature {self.temperature} is no number above 0: the paper has 0.2."
+            )
 
     @property
     def every_seed(self) -> range:
