@@ -17,7 +17,7 @@ check: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python docs/lines.py --check
+	$(BIN)/python docs/symbols.py
 	$(BIN)/python docs/performance.py --check
 	$(BIN)/python docs/api.py --check
 
@@ -26,7 +26,6 @@ format: $(READY)
 	$(BIN)/ruff check --fix
 
 docs: $(READY)
-	$(BIN)/python docs/lines.py
 	$(BIN)/python docs/performance.py
 	$(BIN)/python docs/api.py
 

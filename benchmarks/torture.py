@@ -26,13 +26,14 @@ os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
 import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 
-from hardmix import cli, console  # noqa: E402
-from hardmix.checkpoints import load_newest  # noqa: E402
+from hardmix.commands import main as cli  # noqa: E402
+from hardmix.data.image_files import UnreadableImage, read_image  # noqa: E402
 from hardmix.errors import InputError  # noqa: E402
-from hardmix.images import UnreadableImage, read_image  # noqa: E402
-from hardmix.pretrain import pretrain  # noqa: E402
-from hardmix.runs import Run, versions  # noqa: E402
-from hardmix.saved_configs import read_config  # noqa: E402
+from hardmix.runs.checkpoints import load_newest  # noqa: E402
+from hardmix.runs.folder import Run, versions  # noqa: E402
+from hardmix.runtime import console  # noqa: E402
+from hardmix.settings.saved import read_config  # noqa: E402
+from hardmix.training.pretrain import pretrain  # noqa: E402
 from ranks import start, state_of, tiny  # noqa: E402
 
 KILLS = {

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from api_settings import SETTINGS, assigned, command, config, link, notes, table
 
-from hardmix import cli
+from hardmix.commands import main as cli
 
 PAGE = Path(__file__).parent / "api.md"
 SOURCE = Path(__file__).parent.parent / "src"

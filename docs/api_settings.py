@@ -18,9 +18,9 @@ from unittest.mock import patch
 
 import tyro
 
-from hardmix import cli
-from hardmix.config import FinetuneConfig, LinearConfig, PretrainConfig
-from hardmix.detection_config import DetectionConfig
+from hardmix.commands import main as cli
+from hardmix.settings.config import FinetuneConfig, LinearConfig, PretrainConfig
+from hardmix.settings.detection_options import DetectionConfig
 
 OF_A_RUN = {
     hint: name for name, hint in get_type_hints(PretrainConfig).items() if is_dataclass(hint)

@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from hardmix.bench.tables import sections_of
+from hardmix.bench.speed_tables import sections_of
 
 PAGE = Path(__file__).parent / "performance.md"
 REPORTS = Path(__file__).parent.parent / "benchmarks"

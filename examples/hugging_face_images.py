@@ -16,9 +16,9 @@ from datasets import Dataset, load_dataset
 from PIL import Image
 
 from hardmix import load_encoder
-from hardmix.pretrain import pretrain
-from hardmix.recipes import demo
-from hardmix.shapes import draw_shapes
+from hardmix.data.shapes import draw_shapes
+from hardmix.settings.recipes import demo
+from hardmix.training.pretrain import pretrain
 
 
 def small_set(num_images: int = 96) -> Dataset:

@@ -7,10 +7,11 @@ import re
 import shlex
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
-DOCS = Path(__file__).parent.parent / "docs"
+from places import ROOT
+
+DOCS = ROOT / "docs"
 DOCUMENTS = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
 PLACEHOLDERS = {
     "COMMAND": "version",

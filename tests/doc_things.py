@@ -10,16 +10,16 @@ from pathlib import Path
 
 import torch
 from PIL import Image
-from torchvision.datasets import CIFAR10
-
-from hardmix.backbones import build_backbone
-from hardmix.evaluations.detection.coco_data import annotation_file
-from hardmix.imagenet100 import SYNSETS
-from hardmix.pretrain import pretrain
-from ranks import tiny
 from test_detect import make_run
 from test_detection_data import thing, voc_image, voc_lists
 from test_foreign_weights import moco_file
+from torchvision.datasets import CIFAR10
+
+from hardmix.data.imagenet100 import SYNSETS
+from hardmix.evaluation.detection.coco_data import annotation_file
+from hardmix.models.backbones import build_backbone
+from hardmix.training.pretrain import pretrain
+from ranks import tiny
 
 
 def make_photos(folder: Path) -> None:

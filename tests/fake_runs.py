@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image
 
-from hardmix.recipes import RECIPES
+from hardmix.settings.recipes import RECIPES
 
 VERSIONS = {"python": "3.11.0", "hardmix": "0.1.0", "torch": "2.15.0"}
 STEPS = 10

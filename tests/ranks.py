@@ -15,12 +15,12 @@ import traceback
 import torch
 from safetensors.torch import load_file
 
-from hardmix.console import speak_as
 from hardmix.errors import InputError, UnfinishedError
-from hardmix.joining import joined
-from hardmix.launch import Launch
-from hardmix.recipes import RECIPES
-from hardmix.runs import Run
+from hardmix.runs.folder import Run
+from hardmix.runtime.console import speak_as
+from hardmix.runtime.launch import Launch
+from hardmix.runtime.rendezvous import joined
+from hardmix.settings.recipes import RECIPES
 
 TINY = {
     "data": {"num_images": 96, "image_size": 32},
@@ -65,7 +65,7 @@ def group_norm_trunk():
 def start(job, *arguments, ranks=2, timeout=60.0, restart=0, output=None):
     """Processes that join each other and call job(*arguments): exit status as of the command."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ranks", "hardmix.pretrain"])
+    context.set_forkserver_preload(["ranks", "hardmix.training.pretrain"])
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]

@@ -3,14 +3,13 @@
 Every public name is imported when it is first used: `hardmix --help` needs no torch.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hardmix.contrast import Contrast, contrast
-    from hardmix.diagnostics import (
+    from hardmix.errors import InputError
+    from hardmix.evaluation.features import TrainedEncoder, load_encoder
+    from hardmix.mixing.diagnostics import (
         FalseParents,
         ProxyAccuracy,
         false_negatives_top,
@@ -18,12 +17,10 @@ if TYPE_CHECKING:
         matching_probability,
         proxy_accuracy,
     )
-    from hardmix.embedding_space import alignment, uniformity
-    from hardmix.errors import InputError
-    from hardmix.features import TrainedEncoder, load_encoder
-    from hardmix.loss import MochiLoss
-    from hardmix.memory import MemoryQueue
-    from hardmix.mixing import (
+    from hardmix.mixing.embedding_space import alignment, uniformity
+    from hardmix.mixing.infonce import Contrast, contrast
+    from hardmix.mixing.loss import MochiLoss
+    from hardmix.mixing.plans import (
         KEY,
         QUERY,
         Embeddings,
@@ -36,7 +33,8 @@ if TYPE_CHECKING:
         mix_with_query,
         plan_mochi,
     )
-    from hardmix.mixing_variants import (
+    from hardmix.mixing.queue import MemoryQueue
+    from hardmix.mixing.variants import (
         STRATEGIES,
         dropped_negatives,
         plan_beta_weighted,
@@ -50,8 +48,8 @@ __version__ = "0.1.0"
 """The version of hardmix."""
 
 _HOME = {
-    "contrast": ["Contrast", "contrast"],
-    "diagnostics": [
+    "mixing.infonce": ["Contrast", "contrast"],
+    "mixing.diagnostics": [
         "FalseParents",
         "ProxyAccuracy",
         "false_negatives_top",
@@ -59,12 +57,12 @@ _HOME = {
         "matching_probability",
         "proxy_accuracy",
     ],
-    "embedding_space": ["alignment", "uniformity"],
+    "mixing.embedding_space": ["alignment", "uniformity"],
     "errors": ["InputError"],
-    "features": ["TrainedEncoder", "load_encoder"],
-    "loss": ["MochiLoss"],
-    "memory": ["MemoryQueue"],
-    "mixing": [
+    "evaluation.features": ["TrainedEncoder", "load_encoder"],
+    "mixing.loss": ["MochiLoss"],
+    "mixing.queue": ["MemoryQueue"],
+    "mixing.plans": [
         "KEY",
         "QUERY",
         "Embeddings",
@@ -77,7 +75,7 @@ _HOME = {
         "mix_with_query",
         "plan_mochi",
     ],
-    "mixing_variants": [
+    "mixing.variants": [
         "STRATEGIES",
         "dropped_negatives",
         "plan_beta_weighted",
@@ -125,18 +123,6 @@ __all__ = [
     "proxy_accuracy",
     "uniformity",
 ]
-
-
-class _Package(ModuleType):
-    """`contrast` is a function and a module: importing the module must not hide the function."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name in _MODULE_OF and isinstance(value, ModuleType):
-            value = getattr(value, name)
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> object:

@@ -1,6 +1,6 @@
 """`python -m hardmix`, and `torchrun -m hardmix -- ...`."""
 
-from hardmix.cli import main
+from hardmix.commands.main import main
 
 if __name__ == "__main__":
     main()

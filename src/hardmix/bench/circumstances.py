@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hardmix.bench.jobs import ALLOCATORS, SEED, Setup
-from hardmix.bench.memory import can_measure
+from hardmix.bench.memory_use import can_measure
 
 LIBRARIES = ("hardmix", "torch", "torchvision", "numpy", "pillow", "lightly")
 MATTERS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")

@@ -14,9 +14,8 @@ import torch
 
 from hardmix.bench.jobs import SEED, Job, Row, Setup, Tell
 from hardmix.bench.lightly_peer import LightlyViews
-from hardmix.bench.loader import FLOW, LoaderSize, Views, data_name, pil_batches, small_size
+from hardmix.bench.loader_speed import FLOW, LoaderSize, Views, data_name, pil_batches, small_size
 from hardmix.bench.official import OfficialViews
-from hardmix.bench.pictures import small_data
 from hardmix.bench.rounds import Block, milliseconds, take_turns
 from hardmix.bench.steps import (
     PEERS,
@@ -27,11 +26,12 @@ from hardmix.bench.steps import (
     build_training,
     variants,
 )
-from hardmix.console import Meter
-from hardmix.datasets import ImageSet, open_images
-from hardmix.pretrain import train_epoch
-from hardmix.runs import Run
-from hardmix.training_state import Training
+from hardmix.bench.test_images import small_data
+from hardmix.data.datasets import ImageSet, open_images
+from hardmix.runs.folder import Run
+from hardmix.runtime.console import Meter
+from hardmix.training.pretrain import train_epoch
+from hardmix.training.state import Training
 
 EXAMPLE = StepSize("resnet18", 256, 32, queue=4096)
 LEAST_STEPS, MOST_WORKERS = 8, 8

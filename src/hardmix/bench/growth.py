@@ -13,14 +13,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hardmix.bench import loss
+from hardmix.bench import loss_speed
 from hardmix.bench.jobs import Job, Row, Setup, Tell
-from hardmix.bench.loader import jpeg_size, loader_job
+from hardmix.bench.loader_speed import jpeg_size, loader_job
 from hardmix.bench.loss_variants import Shape
 from hardmix.bench.rounds import take_turns
 from hardmix.bench.step import step_job
 from hardmix.bench.steps import TINY, StepSize
-from hardmix.runs import Run
+from hardmix.runs.folder import Run
 
 MOST_ROUNDS = 7
 LOSS_BASE = {"batch": 64, "K": 16384, "N": 1024, "s": 1024, "s'": 128}
@@ -43,13 +43,13 @@ def plan(setup: Setup) -> list[Job]:
     counts = [number for number in (1, 2, 4, 8) if number <= setup.cores]
     workers = {f"loader: {number} workers": jpeg_size(setup, number) for number in counts}
     return [
-        loss.loss_job(
+        loss_speed.loss_job(
             "growth of the loss",
             setup,
             ["plain_moco", "hardmix"],
             loss_items(setup),
             rounds,
-            loss.thread_counts(setup)[-1:],
+            loss_speed.thread_counts(setup)[-1:],
             setup.allocators[0],
         ),
         step_job(
@@ -67,7 +67,7 @@ def plan(setup: Setup) -> list[Job]:
 def loss_items(setup: Setup) -> dict[str, Shape]:
     """One factor at a time from the base."""
     if setup.quick:
-        return {"loss: K = 64": loss.TINY}
+        return {"loss: K = 64": loss_speed.TINY}
     return {
         f"loss: {factor} = {value}": Shape(*{**LOSS_BASE, factor: value}.values())
         for factor, values in LOSS_FACTORS.items()

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from hardmix.loss import MochiLoss
-from hardmix.memory import MemoryQueue
+from hardmix.mixing.loss import MochiLoss
+from hardmix.mixing.queue import MemoryQueue
 
 DIM = 128
 TEMPERATURE = 0.2

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torchvision import transforms
 
-from hardmix.augment import IMAGENET_MEAN, IMAGENET_STD
-from hardmix.config import OptimizerConfig
+from hardmix.data.augment import IMAGENET_MEAN, IMAGENET_STD
+from hardmix.settings.config import OptimizerConfig
 
 Images = Float[Tensor, "batch channels y x"]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hardmix.batches import Batch
 from hardmix.bench.jobs import Job, Row, Setup, Tell
 from hardmix.bench.rounds import milliseconds, take_turns
 from hardmix.bench.steps import (
@@ -21,6 +20,7 @@ from hardmix.bench.steps import (
     random_batch,
     variants,
 )
+from hardmix.data.batches import Batch
 
 RESNET18, RESNET50 = StepSize("resnet18-cifar", 64, 32), StepSize("resnet50", 16, 96)
 WARM_UPS = 2

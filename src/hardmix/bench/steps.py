@@ -9,13 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from hardmix.backbones import build_backbone
-from hardmix.batches import Batch
 from hardmix.bench.jobs import SEED
 from hardmix.bench.lightly_peer import LightlyStep
 from hardmix.bench.official import OfficialMoco, OfficialStep
-from hardmix.bench.pictures import listed
-from hardmix.config import (
+from hardmix.bench.test_images import listed
+from hardmix.data.batches import Batch
+from hardmix.methods.moco import Contrastive
+from hardmix.models.backbones import build_backbone
+from hardmix.models.encoders import HEADS
+from hardmix.runs.folder import Run
+from hardmix.runtime.signals import StopRequest
+from hardmix.settings.config import (
     DataConfig,
     Method,
     MixConfig,
@@ -25,13 +29,9 @@ from hardmix.config import (
     PretrainConfig,
     TrainConfig,
 )
-from hardmix.encoders import HEADS
-from hardmix.objectives import Contrastive
-from hardmix.pretrain import take_step
-from hardmix.runs import Run
-from hardmix.signals import StopRequest
-from hardmix.training_setup import prepare
-from hardmix.training_state import Training
+from hardmix.training.pretrain import take_step
+from hardmix.training.setup import prepare
+from hardmix.training.state import Training
 
 
 class StepSize(NamedTuple):

@@ -8,24 +8,31 @@ from typing import Any
 
 import torch
 
-from hardmix.bench import end_to_end, growth, loader, loss, memory, start, step
+from hardmix.bench import end_to_end, growth, loader_speed, loss_speed, memory_use, start, step
+from hardmix.bench.choices import PARTS, QUICK_ROUNDS, BenchOptions
 from hardmix.bench.circumstances import available_cores, circumstances, load_average
-from hardmix.bench.claims import judge
 from hardmix.bench.jobs import Job, Row, Setup, Tell, run_job
-from hardmix.bench.options import PARTS, QUICK_ROUNDS, BenchOptions
-from hardmix.bench.tables import Table, how_busy, how_many_met, limits_of, sections_of, tables_of
-from hardmix.console import progress, say, table
+from hardmix.bench.limits import judge
+from hardmix.bench.speed_tables import (
+    Table,
+    how_busy,
+    how_many_met,
+    limits_of,
+    sections_of,
+    tables_of,
+)
 from hardmix.errors import InputError
-from hardmix.precision import choose_compute
-from hardmix.whole_files import write_atomically
+from hardmix.runtime.atomic_files import write_atomically
+from hardmix.runtime.console import progress, say, table
+from hardmix.runtime.device import choose_compute
 
 PLANS: dict[str, Callable[[Setup], list[Job]]] = {
-    "loss": loss.plan,
+    "loss": loss_speed.plan,
     "step": step.plan,
-    "loader": loader.plan,
+    "loader": loader_speed.plan,
     "end-to-end": end_to_end.plan,
     "start": start.plan,
-    "memory": memory.plan,
+    "memory": memory_use.plan,
     "growth": growth.plan,
 }
 """By the names of `options.PartName`."""
@@ -99,4 +106,4 @@ def measure_part(name: str, setup: Setup, run: RunJob) -> list[Row]:
                 meter.advance(done, f"{title}: {words}")
 
             rows += run(job, tell)
-    return memory.combine(rows) if name == "memory" else rows
+    return memory_use.combine(rows) if name == "memory" else rows

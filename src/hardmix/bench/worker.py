@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from hardmix.bench import end_to_end, growth, loader, loss, memory, start, step
+from hardmix.bench import end_to_end, growth, loader_speed, loss_speed, memory_use, start, step
 from hardmix.bench.jobs import Row, Tell
 from hardmix.errors import InputError
 
 MEASURES: dict[str, Callable[[dict[str, Any], Tell], list[Row]]] = {
-    "loss": loss.measure,
+    "loss": loss_speed.measure,
     "step": step.measure,
-    "loader": loader.measure,
+    "loader": loader_speed.measure,
     "end-to-end": end_to_end.measure,
     "start": start.measure,
-    "loss-memory": memory.measure_loss,
-    "step-memory": memory.measure_step,
+    "loss-memory": memory_use.measure_loss,
+    "step-memory": memory_use.measure_step,
     "processes": growth.measure_processes,
 }
 

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hardmix.analyses.labels import tell_apart
-from hardmix.evaluations.accuracy import mean_and_deviation
-from hardmix.paper_results import Beside, paper_beside
+from hardmix.evaluation.accuracy import mean_and_deviation
+from hardmix.paper.numbers import Beside, paper_beside
 from hardmix.report.reading import NOT_THE_RUN, RunFacts, number
+from hardmix.runs.labels import tell_apart
 
 BASELINE = "moco-v2"
 TITLES = {"linear": "Linear evaluation", "linear-cached": "Linear probe", "knn": "k-NN"}

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hardmix.report.grouping import Group
+from hardmix.report.provenance import shown
 from hardmix.report.reading import RunFacts, number
-from hardmix.report.settings import shown
 
 FEW = 3
 """Methods that a title names; more are counted."""

@@ -19,11 +19,11 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from hardmix.console import say
 from hardmix.errors import InputError
-from hardmix.report import curves, galleries, grouping, overview, pictures, settings
+from hardmix.report import galleries, grouping, overview, provenance, run_figures, training_curves
 from hardmix.report.reading import RunFacts, read_runs
-from hardmix.runs import versions, write_atomically
+from hardmix.runs.folder import versions, write_atomically
+from hardmix.runtime.console import say
 
 MARK = "<!-- Made by hardmix report. -->"
 """The page's second line: only a file that has it is replaced by another page."""
@@ -82,9 +82,9 @@ def render(runs: Sequence[RunFacts], missing: list[str], out: Path) -> str:
         "groups": groups,
         "runs": ordered,
         "run_groups": {run.name: group.number for group in groups for run in group.runs},
-        "differences": settings.differences(ordered),
-        "versions": settings.versions_of(ordered),
-        "commands": [(run, settings.commands_of(run)) for run in ordered],
+        "differences": provenance.differences(ordered),
+        "versions": provenance.versions_of(ordered),
+        "commands": [(run, provenance.commands_of(run)) for run in ordered],
         "report_command": shlex.join(words),
         "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "page_versions": versions(),
@@ -110,18 +110,18 @@ def render(runs: Sequence[RunFacts], missing: list[str], out: Path) -> str:
 
 def curve_context(groups: Sequence[grouping.Group]) -> dict[str, Any]:
     """The curves' points, and some of them as tables."""
-    found = curves.curves_of(groups)
-    tables = [(each, curves.sample_table(found, each["key"])) for each in found["metrics"]]
+    found = training_curves.curves_of(groups)
+    tables = [(each, training_curves.sample_table(found, each["key"])) for each in found["metrics"]]
     return {"curves": found, "curve_tables": tables}
 
 
 def picture_context(groups: Sequence[grouping.Group], missing: list[str]) -> dict[str, Any]:
     """Figures, gallery and maps."""
     runs = [run for group in groups for run in group.runs]
-    compared, names = pictures.comparison(runs, missing)
+    compared, names = run_figures.comparison(runs, missing)
     maps = galleries.feature_maps(groups, missing)
     return {
-        "figures": compared + pictures.of_each_run(groups, {*names, "embedding-map"}, missing),
+        "figures": compared + run_figures.of_each_run(groups, {*names, "embedding-map"}, missing),
         "galleries": galleries.galleries(groups, missing),
         "maps": maps,
         "map_data": [each.data for each in maps],
@@ -143,7 +143,7 @@ def environment() -> Environment:
         "data": data_block,
         "colour": colour,
         "points": points,
-        "shown": settings.shown,
+        "shown": provenance.shown,
         "strip": strip,
         "duration": overview.duration,
     }

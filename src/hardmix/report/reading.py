@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hardmix.config import PretrainConfig
-from hardmix.runs import MAY_CHANGE, Run
+from hardmix.runs.folder import MAY_CHANGE, Run
+from hardmix.settings.config import PretrainConfig
 
 METHOD_NAMES = {
     "moco-v1": "MoCo",

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from hardmix.analyses.hardness import half_holders
-from hardmix.analyses.records import Record, epoch_means, read_records
-from hardmix.evaluations.accuracy import mean_and_deviation
+from hardmix.analysis.hardness import half_holders
+from hardmix.analysis.records import Record, epoch_means, read_records
+from hardmix.evaluation.accuracy import mean_and_deviation
 from hardmix.report.grouping import difference
-from hardmix.runs import Run, write_atomically
+from hardmix.runs.folder import Run, write_atomically
 from hardmix.sweep.grids import BEST
-from hardmix.sweep.plan import SweepOptions, make_plan
+from hardmix.sweep.planning import SweepOptions, make_plan
 from hardmix.sweep.results import Line, collect
 
 Verdict = Literal["seen", "seen in part", "not seen", "cannot be judged"]

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hardmix.config import PretrainConfig
-from hardmix.console import say, table
-from hardmix.narration import last_epoch
-from hardmix.recipes import RECIPES
 from hardmix.report.reading import read_json
-from hardmix.runs import Run
+from hardmix.runs.folder import Run
+from hardmix.runtime.console import say, table
+from hardmix.settings.config import PretrainConfig
+from hardmix.settings.recipes import RECIPES
 from hardmix.sweep.grid_rows import Row
-from hardmix.sweep.plan import Job, Plan, config_of, run_name, same_run, share_of
+from hardmix.sweep.planning import Job, Plan, config_of, run_name, same_run, share_of
 from hardmix.sweep.scales import IMAGES, IMAGES_PER_SECOND, comparable, describe_scale
+from hardmix.training.messages import last_epoch
 
 State = Literal["finished", "begun", "new"]
 

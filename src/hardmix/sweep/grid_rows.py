@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from hardmix.config import Method
-from hardmix.paper_results import METHODS, PaperRow, printed_rows
-from hardmix.recipes import RECIPES
+from hardmix.paper.numbers import METHODS, PaperRow, printed_rows
+from hardmix.settings.config import Method
+from hardmix.settings.recipes import RECIPES
 
 Evaluation = Literal["linear", "knn", "embedding", "proxy", "voc", "coco"]
 """What a row is judged by: embedding is alignment and uniformity, proxy the task of Sec. 3.2."""

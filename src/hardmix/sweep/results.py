@@ -5,18 +5,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hardmix.analyses.records import epoch_means
-from hardmix.config import PretrainConfig
-from hardmix.evaluations.accuracy import mean_and_deviation
-from hardmix.paper_results import PLACES, PaperRow
+from hardmix.analysis.records import epoch_means
+from hardmix.evaluation.accuracy import mean_and_deviation
+from hardmix.paper.numbers import PLACES, PaperRow
 from hardmix.report.grouping import Gain, difference
 from hardmix.report.reading import number, read_json
-from hardmix.runs import Run
+from hardmix.runs.folder import Run
+from hardmix.settings.config import PretrainConfig
 from hardmix.sweep.estimates import state_of
-from hardmix.sweep.evaluations import is_present
+from hardmix.sweep.evaluating import is_present
 from hardmix.sweep.grid_rows import Row, baseline_of, paper_numbers
 from hardmix.sweep.grids import grid_named
-from hardmix.sweep.plan import Plan, SweepOptions, config_of, evaluations_of, run_name, same_run
+from hardmix.sweep.planning import Plan, SweepOptions, config_of, evaluations_of, run_name, same_run
 from hardmix.sweep.scales import comparable, describe_scale
 
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Literal
 
-from hardmix.config import PretrainConfig, TrainConfig
-from hardmix.recipes import RECIPES
+from hardmix.settings.config import PretrainConfig, TrainConfig
+from hardmix.settings.recipes import RECIPES
 from hardmix.sweep.grid_rows import HALF_WAY, SCHEDULE, Row
 
 ScaleName = Literal["paper", "cifar10", "shapes"]

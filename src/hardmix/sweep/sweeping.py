@@ -11,22 +11,22 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hardmix.analyze import compare
-from hardmix.console import say, warn
+from hardmix.analysis.analyze import compare
+from hardmix.analysis.figures import save
 from hardmix.errors import InputError, LockedError, UnfinishedError
-from hardmix.figures import save
-from hardmix.pretrain import pretrain
 from hardmix.report.page import write_report
-from hardmix.runs import Run, write_atomically
-from hardmix.signals import StopRequest, listening
+from hardmix.runs.folder import Run, write_atomically
+from hardmix.runtime.atomic_files import locked_folder
+from hardmix.runtime.console import say, warn
+from hardmix.runtime.signals import StopRequest, listening
 from hardmix.sweep.claims import JUDGED, judge, write_claims
 from hardmix.sweep.estimates import in_words, measure_speed, seconds_of, show_plan, state_of
-from hardmix.sweep.evaluations import evaluate, is_present
-from hardmix.sweep.folder import check_folder, check_roots, prepare_folder
-from hardmix.sweep.plan import Job, Plan, SweepOptions, make_plan, run_name
+from hardmix.sweep.evaluating import evaluate, is_present
+from hardmix.sweep.planning import Job, Plan, SweepOptions, make_plan, run_name
+from hardmix.sweep.result_tables import show_tables, write_tables
 from hardmix.sweep.results import collect
-from hardmix.sweep.tables import show_tables, write_tables
-from hardmix.whole_files import locked_folder
+from hardmix.sweep.sweep_folder import check_folder, check_roots, prepare_folder
+from hardmix.training.pretrain import pretrain
 
 NOT_COPIED = ("results", "figures", "detection", "encoder.safetensors", "status.json", ".lock")
 """What a longer run does not take over from the one it goes on from."""

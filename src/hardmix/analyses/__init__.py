@@ -1,1 +1,0 @@
-"""One file each: what a figure shows, taken from run folders. They share `records`."""

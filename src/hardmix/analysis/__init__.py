@@ -1,0 +1,1 @@
+"""The paper's measures and figures, for any run."""

@@ -1,0 +1,151 @@
+"""Fig. 3: results over (N, s, s'), and runs in the plane of alignment and uniformity."""
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from statistics import mean, stdev
+from typing import Any, NamedTuple
+
+from hardmix.analysis.figures import Cell, Place, fig3a, fig3b, fig3c
+from hardmix.analysis.records import Found, Record
+from hardmix.settings.config import PretrainConfig
+
+EVALUATIONS = {
+    "linear": "linear accuracy",
+    "linear-cached": "linear probe accuracy",
+    "knn": "k-NN accuracy",
+}
+"""results/*.json that hold an accuracy, the paper's own first."""
+
+FREE = {
+    "data": ("workers", "max_unreadable", "max_pixels"),
+    "train": (
+        *("seed", "device", "precision", "log_every", "knn_every", "save_every", "tensorboard"),
+        "accumulate",
+    ),
+}
+"""Settings in which compared runs may differ, beside the method and its mixing."""
+
+
+class Scored(NamedTuple):
+    """A run with one of its accuracies."""
+
+    record: Record
+    config: PretrainConfig
+    accuracy: float
+
+
+def accuracies(record: Record) -> dict[tuple[str, str, str], float]:
+    """Top-1 by (evaluation, protocol, data): only equal ones are compared."""
+    found = {}
+    for name in EVALUATIONS:
+        result = record.results.get(name, {})
+        if isinstance(result.get("top1"), int | float):
+            key = name, str(result.get("protocol", "")), str(result.get("data", ""))
+            found[key] = float(result["top1"])
+    return found
+
+
+def comparable(config: PretrainConfig) -> str:
+    """Equal for runs that differ in nothing but method, mixing and seed."""
+    settings = dataclasses.asdict(config)
+    for group, names in FREE.items():
+        for name in names:
+            settings[group].pop(name)
+    del settings["method"], settings["mix"]
+    return repr(settings)
+
+
+def grid_pictures(records: Sequence[Record]) -> Found:
+    """Fig. 3a and 3b over the largest set of comparable MoCHi runs."""
+    chosen = _largest_grid(records)
+    if chosen is None:
+        return [], [
+            "No MoCHi run has a result (hardmix linear RUN or hardmix knn RUN): no Fig. 3a and 3b."
+        ]
+    measure, scored = chosen
+    cells = _cells([each for each in scored if each.config.method == "mochi"])
+    baselines = _cells([each for each in scored if each.config.method == "moco-v2"], plain=True)
+    baseline = baselines[0] if baselines else None
+    pictures = [fig3a(cells, baseline, measure)]
+    missing = _left_out(records, scored)
+    if baseline is None:
+        missing.append("No MoCo-v2 run with the MoCHi runs' settings has a result: no Fig. 3b.")
+        return pictures, missing
+    size, _ = Counter(cell.num_hardest for cell in cells).most_common(1)[0]
+    some = [cell for cell in cells if cell.num_hardest == size]
+    return [*pictures, fig3b(some, baseline, measure)], missing
+
+
+def embedding_space(records: Sequence[Record]) -> Found:
+    """Fig. 3c, of the runs that have results/embedding.json."""
+    places, without = [], []
+    for record in records:
+        result = record.results.get("embedding", {})
+        align, uniform = result.get("alignment"), result.get("uniformity")
+        if isinstance(align, int | float) and isinstance(uniform, int | float):
+            places.append(Place(record.label, record.hue, float(align), float(uniform)))
+        else:
+            without.append(str(record.run.path))
+    missing = [
+        f"Fig. 3c leaves out {', '.join(without)}: hardmix analyze RUN measures alignment and"
+        " uniformity, where labels exist."
+    ]
+    return [fig3c(places)] if places else [], missing if without else []
+
+
+def _largest_grid(records: Sequence[Record]) -> tuple[str, list[Scored]] | None:
+    """The evaluation and settings that most MoCHi settings share; the paper's own before others."""
+    groups: dict[Any, list[Scored]] = defaultdict(list)
+    for record in records:
+        if record.config is None or not _is_plain(record.config):
+            continue
+        for kind, accuracy in accuracies(record).items():
+            scored = Scored(record, record.config, accuracy)
+            groups[kind, comparable(record.config)].append(scored)
+
+    def size(key: Any) -> tuple[int, bool, int]:
+        cells = {_setting(e.config) for e in groups[key] if e.config.method == "mochi"}
+        has_baseline = any(each.config.method == "moco-v2" for each in groups[key])
+        return len(cells), has_baseline, -list(EVALUATIONS).index(key[0][0])
+
+    best = max(groups, key=size, default=None)
+    if best is None or size(best)[0] == 0:
+        return None
+    return EVALUATIONS[best[0][0]], groups[best]
+
+
+def _is_plain(config: PretrainConfig) -> bool:
+    """MoCo-v2, or the paper's MoCHi and none of its variants."""
+    if config.method == "mochi":
+        return config.mix.strategy == "mochi" and config.mix.real_negatives == "keep"
+    return config.method == "moco-v2"
+
+
+def _setting(config: PretrainConfig) -> tuple[int, int, int]:
+    return config.mix.num_hardest, config.mix.num_pairs, config.mix.num_with_query
+
+
+def _cells(scored: Sequence[Scored], *, plain: bool = False) -> list[Cell]:
+    """Mean and deviation over the runs of each setting; MoCo-v2 (`plain`) has only one."""
+    by_setting: dict[tuple[int, int, int], list[float]] = defaultdict(list)
+    for each in scored:
+        by_setting[(0, 0, 0) if plain else _setting(each.config)].append(each.accuracy)
+    cells = []
+    for setting, values in sorted(by_setting.items()):
+        deviation = stdev(values) if len(values) > 1 else 0.0
+        cells.append(Cell(*setting, round(mean(values), 6), round(deviation, 6), len(values)))
+    return cells
+
+
+def _left_out(records: Sequence[Record], scored: Sequence[Scored]) -> list[str]:
+    """MoCHi runs that Fig. 3a and 3b cannot show beside the others."""
+    inside = {str(each.record.run.path) for each in scored}
+    return [
+        f"{record.run.path} is left out of Fig. 3a and 3b: it has other settings than the others"
+        " there, or no result of their kind."
+        for record in records
+        if record.config is not None
+        and record.config.method == "mochi"
+        and str(record.run.path) not in inside
+    ]

@@ -1,0 +1,128 @@
+"""`hardmix analyze RUN...`: the paper's figures, and more, for any runs.
+
+Figures of one run go to RUN/figures, those that compare runs to a folder of their own. What cannot
+be drawn is said, and the rest drawn.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hardmix.analysis.accuracy_grids import embedding_space, grid_pictures
+from hardmix.analysis.false_negatives import false_negatives
+from hardmix.analysis.figures import Picture, check_installed, save
+from hardmix.analysis.hardness import matching_probabilities, similarities
+from hardmix.analysis.proxy_task import proxy_task
+from hardmix.analysis.records import Found, Record, read_records
+from hardmix.analysis.toy_sphere import toy_sphere
+from hardmix.errors import InputError
+from hardmix.runs.folder import Run
+from hardmix.runtime.console import say, warn
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What `analyze` drew, and what it could not."""
+
+    pictures: list[tuple[Path, Picture]] = field(default_factory=list)
+    """Each with the folder it was written to."""
+    missing: list[str] = field(default_factory=list)
+    """Sentences."""
+
+
+def analyze(runs: Sequence[Path | str], out: Path | None = None) -> Analysis:
+    """Draw and write every figure of these runs.
+
+    `out` is for those that compare runs: unset, RUN/figures of a single run, or figures/ here.
+    """
+    check_installed()
+    opened = [Run.open(path) for path in dict.fromkeys(Path(path) for path in runs)]
+    if not opened:
+        raise InputError("no run is named: hardmix analyze RUN [RUN ...].")
+    folder = out or (opened[0].figures if len(opened) == 1 else Path("figures"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)  # before the work, not after
+    except OSError as error:
+        raise InputError(f"--out {folder} cannot be made: {error.strerror}.") from error
+    analysis = Analysis()
+    for run in opened:
+        pictures, missing = portray(run)
+        _write(analysis, run.figures, pictures)
+        analysis.missing.extend(missing)
+    pictures, missing = compare(opened)
+    _write(analysis, folder, pictures)
+    analysis.missing.extend(sentence for sentence in missing if sentence not in analysis.missing)
+    for sentence in analysis.missing:
+        warn(sentence)
+    return analysis
+
+
+def compare(runs: Sequence[Run]) -> Found:
+    """The figures that compare runs, from their metrics and results alone; never an exception."""
+    try:
+        check_installed()
+    except InputError as error:
+        return [], [str(error)]
+    records, missing = read_records(runs)
+    pictures: list[Picture] = []
+    for name, draw in _COMPARISONS.items():
+        try:
+            drawn, sentences = draw(records)
+        except Exception as error:  # a strange number in one run must not cost the whole page
+            drawn, sentences = [], [f"{name} cannot be drawn: {type(error).__name__}: {error}."]
+        pictures.extend(drawn)
+        missing.extend(sentences)
+    return pictures, missing
+
+
+def portray(run: Run) -> Found:
+    """The figures of one run; encoder and images are looked at unless that was done before."""
+    # Here and not above: torchvision takes seconds, and a report looks at no image.
+    from hardmix.analysis.embedding import look_at_features
+    from hardmix.analysis.gallery import look_at_queue
+
+    (record,), _ = read_records([run])
+    pictures, missing = sketch(record)
+    for name, look in {"map and spectrum": look_at_features, "gallery": look_at_queue}.items():
+        try:
+            drawn, sentences = look(run)
+        except (InputError, OSError) as error:
+            drawn, sentences = [], [f"{run.path} has no {name}: {error}"]
+        pictures.extend(drawn)
+        missing.extend(sentences)
+    return pictures, missing
+
+
+def sketch(record: Record) -> Found:
+    """The figures of one run that need no encoder: Fig. 2a and the similarities over training."""
+    first, second = matching_probabilities([record]), similarities(record)
+    return first[0] + second[0], first[1] + second[1]
+
+
+def toy(out: Path, **settings: int) -> Picture:
+    """`hardmix toy`: Fig. 1, drawn and written."""
+    check_installed()
+    picture = toy_sphere(**settings)
+    _write(Analysis(), out, [picture])
+    return picture
+
+
+def _write(analysis: Analysis, folder: Path, pictures: Sequence[Picture]) -> None:
+    there = {(where, picture.name) for where, picture in analysis.pictures}
+    for picture in pictures:
+        if (folder, picture.name) in there:
+            continue
+        if picture.figure is None:
+            say(f"{folder / picture.name}: up to date")
+        else:
+            say(f"Wrote {', '.join(str(file) for file in save(picture, folder))}")
+        analysis.pictures.append((folder, picture))
+
+
+_COMPARISONS: dict[str, Callable[[Sequence[Record]], Found]] = {
+    "Fig. 2a": matching_probabilities,
+    "Fig. 2b": proxy_task,
+    "Fig. 2c": false_negatives,
+    "Fig. 3a and 3b": grid_pictures,
+    "Fig. 3c": embedding_space,
+}

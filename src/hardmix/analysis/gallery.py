@@ -1,0 +1,196 @@
+"""The gallery: sample images, their hardest negatives in a run's queue, their synthetic points.
+
+Encoders and queue are those of the newest whole checkpoint; the queue's ids tell the images.
+"""
+
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from hardmix.analysis.figures import Neighbour, Parents, Query, gallery, load
+from hardmix.analysis.records import Found
+from hardmix.data.augment import channel_statistics, evaluation_crop
+from hardmix.data.datasets import ImageSet, fingerprint, open_images
+from hardmix.data.image_files import UnreadableImage
+from hardmix.data.image_ops import normalise
+from hardmix.data.thumbnails import thumbnail_of
+from hardmix.errors import InputError
+from hardmix.methods.moco import Contrastive, choose_strategy
+from hardmix.mixing.loss import MochiLoss
+from hardmix.mixing.plans import KEY, NO_POINT, MixPlan
+from hardmix.mixing.queue import MemoryQueue
+from hardmix.runs.folder import Run, versions
+from hardmix.runtime.device import choose_compute
+from hardmix.runtime.random_numbers import permutation, seed_of
+from hardmix.settings.config import PretrainConfig
+
+QUERIES = 8
+HARDEST = 8
+POINTS = 4
+THUMBNAIL = 56
+"""Pixels."""
+
+
+class Scene(NamedTuple):
+    """Sample queries before the queue."""
+
+    images: ImageSet
+    ids: list[int]
+    """Of the queries."""
+    memory: MemoryQueue
+    similarity: Float[Tensor, "batch K"]
+    own: Bool[Tensor, "batch K"]
+    """Keys of the query's own image: no negatives to look at."""
+    plan: MixPlan | None
+    synthetic: Float[Tensor, "batch S"]
+    """Similarities of the plan's points."""
+
+
+def look_at_queue(run: Run) -> Found:
+    """The run's gallery; an `InputError` says why there is none."""
+    config = run.config()
+    if config.method == "supervised":
+        raise InputError("a supervised run has no queue.")
+    found = run.load_checkpoint()
+    if found is None:
+        raise InputError("it has no checkpoint, which holds the queue.")
+    tensors, manifest, _ = found
+    mark = f"{manifest['sha256'][:16]} hardmix {versions()['hardmix']}"
+    kept = load(run.figures, "gallery", mark)
+    if kept is not None:
+        return [kept], []
+    images = open_images(config.data, "train", config.train.seed)
+    if manifest["data"] != fingerprint(images):
+        raise InputError("its images have changed since: the queue's ids mean other ones.")
+    objective = restore(config, tensors)
+    scene = look(config, objective, images, sample_ids(images, config.train.seed))
+    queries = [_query(scene, row) for row in range(len(scene.ids))]
+    own = int(scene.own.sum())
+    note = " Images are embedded by the query encoder from their evaluation crop."
+    note += f" Keys of a query's own image are left out ({own} in all)." if own else ""
+    return [replace(gallery(queries, note), mark=mark)], []
+
+
+def restore(config: PretrainConfig, tensors: dict[str, Tensor]) -> Contrastive:
+    """Encoders and queue of a checkpoint, in evaluation mode."""
+    objective = Contrastive(config, choose_compute("cpu", "fp32"), config.data.channels, None)
+    prefix = "objective."
+    state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    try:
+        objective.load_state_dict(state)
+    except RuntimeError as error:
+        raise InputError(
+            "its checkpoint does not fit its config: it was trained around a network of your own,"
+            " or by another version."
+        ) from error
+    return objective.eval()
+
+
+def sample_ids(images: ImageSet, seed: int) -> list[int]:
+    """Readable images, the same for the same seed; one of each class before a second of any."""
+    order: list[int] = permutation(seed_of("gallery", seed), 0, len(images)).tolist()
+    if images.labels is not None:
+        labels, seen = images.labels.tolist(), dict[int, int]()
+        rounds = {}
+        for index in order:
+            rounds[index] = seen.get(labels[index], 0)
+            seen[labels[index]] = rounds[index] + 1
+        order.sort(key=rounds.__getitem__)  # stable: within a round the order stays
+    chosen: list[int] = []
+    for index in order[: 10 * QUERIES]:
+        try:
+            images.image(index)
+        except UnreadableImage:
+            continue
+        chosen.append(index)
+        if len(chosen) == QUERIES:
+            break
+    if not chosen:
+        raise InputError("none of its sample images can be read.")
+    return chosen
+
+
+@torch.no_grad()
+def look(config: PretrainConfig, objective: Contrastive, images: ImageSet, ids: list[int]) -> Scene:
+    """Embed the sample images, compare them with the queue, and plan their points as training."""
+    memory, mix, size = objective.memory, config.mix, config.data.image_size
+    crops = torch.stack([evaluation_crop(images.image(index), size) for index in ids])
+    pictures = normalise(crops.float().div_(255), *channel_statistics(images.channels))
+    own = memory.same_image(torch.tensor(ids))
+    exclude = own
+    if config.oracle and images.labels is not None:
+        exclude = own | memory.same_class(images.labels[ids])
+    loss = MochiLoss(
+        mix.num_hardest,
+        mix.num_pairs,
+        mix.num_with_query,
+        config.train.temperature,
+        strategy=choose_strategy(mix, config.train.epochs, config.train.epochs),
+    )
+    outcome, plan = loss.contrast(
+        objective.pair.query(pictures),
+        objective.pair.key(pictures),
+        memory,
+        exclude,
+        mix=config.method == "mochi",
+        generator=torch.Generator().manual_seed(seed_of("gallery points", config.train.seed)),
+    )
+    return Scene(images, ids, memory, outcome.real, own, plan, outcome.synthetic)
+
+
+def _query(scene: Scene, row: int) -> Query:
+    """The hardest negatives of one query, and the parents of its hardest points."""
+    index = scene.ids[row]
+    hidden = scene.own[row] | (scene.memory.ids < 0)
+    allowed = scene.similarity[row].masked_fill(hidden, -torch.inf)
+    ranked = allowed.topk(min(HARDEST, int((~hidden).sum())))
+    points: list[Parents] = []
+    if scene.plan is not None:
+        made = scene.synthetic[row].masked_fill(scene.plan.base[row] == NO_POINT, -torch.inf)
+        best = made.topk(min(POINTS, int(made.isfinite().sum()))).indices
+        points = [_parents(scene, row, int(column)) for column in best]
+    return Query(
+        index,
+        scene.images.name_of(index),
+        thumbnail_of(scene.images, index, THUMBNAIL),
+        _class_of(scene.images, index),
+        [_neighbour(scene, row, slot) for slot in ranked.indices.tolist()],
+        points,
+    )
+
+
+def _parents(scene: Scene, row: int, column: int) -> Parents:
+    assert scene.plan is not None
+    base, partner = int(scene.plan.base[row, column]), int(scene.plan.partner[row, column])
+    kind: Literal["pair", "query", "key"] = "key" if partner == KEY else "query"
+    slots = [base]
+    if partner >= 0:
+        kind, slots = "pair", [base, partner]
+    return Parents(
+        kind,
+        round(float(scene.synthetic[row, column]), 4),
+        round(float(scene.plan.share[row, column]), 4),
+        [_neighbour(scene, row, slot) for slot in slots],
+    )
+
+
+def _neighbour(scene: Scene, row: int, slot: int) -> Neighbour:
+    index, label = int(scene.memory.ids[slot]), int(scene.memory.labels[slot])
+    labels: Any = scene.images.labels
+    asked = -1 if labels is None else int(labels[scene.ids[row]])
+    return Neighbour(
+        index,
+        thumbnail_of(scene.images, index, THUMBNAIL),
+        _class_of(scene.images, index),
+        round(float(scene.similarity[row, slot]), 4),
+        None if label < 0 or asked < 0 else label == asked,
+    )
+
+
+def _class_of(images: ImageSet, index: int) -> str | None:
+    if images.labels is None or not images.classes or images.labels[index] < 0:
+        return None
+    return images.classes[int(images.labels[index])]

@@ -1,0 +1,96 @@
+"""Sec. 3.2, how hard the negatives are: Fig. 2a and the similarities, from hardness.jsonl."""
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from hardmix.analysis.figures import Histogram, Ranks, fig2a, similarity_histograms
+from hardmix.analysis.figures.fig2 import MOST_PANELS
+from hardmix.analysis.records import Found, Record
+
+MOST_RANKS = 160
+"""Ranks drawn, evenly on the logarithmic axis."""
+
+KINDS = {
+    "positive": "positives (keys)",
+    "hardest": "hardest negatives",
+    "pairs": "pair points",
+    "with_query": "points mixed with the query",
+}
+"""Histograms of hardness.jsonl, in words."""
+
+
+def matching_probabilities(records: Sequence[Record]) -> Found:
+    """Fig. 2a for these runs, and which of them it leaves out."""
+    found = {record.label: _ranks(record) for record in records}
+    without = [str(record.run.path) for record in records if not found[record.label]]
+    missing = []
+    if without:
+        missing.append(
+            f"Fig. 2a leaves out {', '.join(without)}: no matching probabilities (hardness.jsonl)."
+        )
+    runs = [(label, ranks) for label, ranks in found.items() if ranks]
+    if len(runs) > MOST_PANELS:
+        missing.append(f"Fig. 2a shows the first {MOST_PANELS} of {len(runs)} runs.")
+    return [fig2a(runs)] if runs else [], missing
+
+
+def half_holders(record: Record) -> list[float]:
+    """Share of the recorded negatives that holds half of their matching probability, by epoch."""
+    found = []
+    for line in record.hardness:
+        probability: list[float] = line.get("matching_probability", [])
+        if _are_shares(probability) and sum(probability) > 0:
+            half = sum(probability) / 2
+            before = sum(held < half for held in accumulate(probability))
+            found.append((before + 1) / len(probability))
+    return found
+
+
+def similarities(record: Record) -> Found:
+    """Histograms of similarities over training, where they were recorded."""
+    kinds = []
+    for key, words in KINDS.items():
+        epochs = [
+            Histogram(line["epoch"], line[key])
+            for line in record.hardness
+            if isinstance(line.get("epoch"), int) and _are_counts(line.get(key))
+        ]
+        if epochs:
+            kinds.append((words, epochs))
+    if not kinds:
+        return [], [f"{record.run.path} has no histograms of similarities (hardness.jsonl)."]
+    return [similarity_histograms(record.label, kinds)], []
+
+
+def _ranks(record: Record) -> list[Ranks]:
+    return [
+        _thin(line["epoch"], line["matching_probability"])
+        for line in record.hardness
+        if isinstance(line.get("epoch"), int) and _are_shares(line.get("matching_probability"))
+    ]
+
+
+def _thin(epoch: int, probability: list[float]) -> Ranks:
+    """Ranks that are even on a logarithmic axis; a probability of 0 has no place on one."""
+    last = len(probability)
+    wanted = sorted({round(last ** (i / (MOST_RANKS - 1))) for i in range(MOST_RANKS)})
+    kept = [rank for rank in wanted if probability[rank - 1] > 0]
+    return Ranks(epoch, kept, [probability[rank - 1] for rank in kept])
+
+
+def _are_shares(values: Any) -> bool:
+    return (
+        isinstance(values, list)
+        and bool(values)
+        and all(isinstance(value, int | float) and math.isfinite(value) for value in values)
+    )
+
+
+def _are_counts(values: Any) -> bool:
+    return (
+        isinstance(values, list)
+        and all(isinstance(value, int) for value in values)
+        and sum(values) > 0
+    )

@@ -1,0 +1,134 @@
+"""How much memory the loss and the whole step take at their peak, beside the others.
+
+Each variant in a fresh process, which has no memory to reuse, and with the default allocator. On a
+CPU it is what Linux counts as resident, on a GPU what torch has allocated.
+"""
+
+import ctypes
+import gc
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from hardmix.bench import loss_speed, step
+from hardmix.bench.jobs import Job, Row, Setup, Tell
+from hardmix.bench.loss_variants import VARIANTS, Shape, embeddings
+from hardmix.bench.rounds import paired_ratio
+from hardmix.bench.steps import TINY, StepSize, build_step, random_batch, variants
+
+LOSSES = ("plain_moco", "materialised", "hardmix")
+STEPS = 2
+"""The second has momentum buffers, which the first one makes."""
+
+
+def can_measure(device: str) -> bool:
+    """On a CPU only Linux tells the peak."""
+    return device == "cuda" or sys.platform == "linux"
+
+
+def plan(setup: Setup) -> list[Job]:
+    """A process for each variant at each shape or size."""
+    if not can_measure(setup.device):
+        return []
+    threads = loss_speed.thread_counts(setup)[-1]
+    jobs = [
+        _job(
+            setup,
+            "loss-memory",
+            name,
+            loss_speed.label(shape),
+            {"shape": shape, "threads": threads},
+        )
+        for shape in loss_speed.shapes(setup)
+        for name in LOSSES
+    ]
+    jobs += [
+        _job(setup, "step-memory", name, step.label(size), {"size": size})
+        for size in step.sizes(setup)
+        for name in variants(setup.precisions, setup.lightly)
+    ]
+    return jobs
+
+
+def _job(setup: Setup, kind: str, variant: str, setting: str, more: dict[str, Any]) -> Job:
+    what = kind.removesuffix("-memory")
+    settings = {**setup.common, **more, "variant": variant, "setting": f"{what} {setting}"}
+    return Job(
+        title=f"memory of {variant}, {what} {setting}", kind=kind, settings=settings, turns=1
+    )
+
+
+def measure_loss(settings: dict[str, Any], tell: Tell) -> list[Row]:
+    """MB that a variant's forward and backward take beyond what is there before."""
+    device, make = settings["device"], VARIANTS[settings["variant"]]
+    torch.set_num_threads(settings["threads"])
+    torch.manual_seed(settings["seed"])
+    query, key, negatives = embeddings(loss_speed.TINY, device)
+    make(loss_speed.TINY, negatives)(query, key).backward()
+    shape = Shape(*settings["shape"])
+    query, key, negatives = embeddings(shape, device)
+    variant = make(shape, negatives)
+    return [_row(settings, peak_mb(lambda: variant(query, key).backward(), device), tell)]
+
+
+def measure_step(settings: dict[str, Any], tell: Tell) -> list[Row]:
+    """MB that training takes at its peak: networks, gradients, momentum, queue, activations."""
+    device, variant, size = settings["device"], settings["variant"], StepSize(*settings["size"])
+    with TemporaryDirectory() as folder:
+
+        def train(size: StepSize) -> None:
+            batch = random_batch(size, device)
+            take_step = build_step(variant, size, device, Path(folder))
+            for _ in range(STEPS):
+                take_step(batch)
+
+        train(TINY)
+        return [_row(settings, peak_mb(lambda: train(size), device), tell)]
+
+
+def _row(settings: dict[str, Any], peak: float, tell: Tell) -> Row:
+    tell(f"{peak:.0f} MB")
+    return {"setting": settings["setting"], "peak_mb": {settings["variant"]: peak}}
+
+
+def peak_mb(call: Callable[[], object], device: str) -> float:
+    """MB at the peak of a call, beyond what was there before."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        there = torch.cuda.memory_allocated()
+        call()
+        return (torch.cuda.max_memory_allocated() - there) / 2**20
+    ctypes.CDLL(None).malloc_trim(0)  # free memory must not hide what the call takes
+    Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM, the peak, back to VmRSS
+    before = _status_mb("VmRSS")
+    call()
+    return _status_mb("VmHWM") - before
+
+
+def _status_mb(field: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
+
+
+def combine(rows: list[Row]) -> list[Row]:
+    """The variants' rows of a setting as one, with their ratios."""
+    peaks: dict[str, dict[str, float]] = {}
+    for row in rows:
+        peaks.setdefault(row["setting"], {}).update(row["peak_mb"])
+    return [
+        {
+            "setting": setting,
+            "judged": True,
+            "peak_mb": peak,
+            "ratio": {
+                name: {other: paired_ratio([mb], [peak[other]]) for other in peak}
+                for name, mb in peak.items()
+            },
+        }
+        for setting, peak in peaks.items()
+    ]

@@ -1,0 +1,53 @@
+"""Images to measure with: real ones where the user names a folder, else generated ones."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from PIL import Image
+
+from hardmix.data.datasets import ImageSet, open_images
+from hardmix.settings.config import DataConfig
+
+PHOTOGRAPH = (500, 375)
+"""Width and height: near ImageNet's mean."""
+JPEG_QUALITY = 92
+"""So that a generated file has about as many bytes as one of ImageNet, 110 KB."""
+
+
+def small_data(root: str | None, size: int = 32, number: int | None = None) -> DataConfig:
+    """CIFAR-10, or drawn shapes, with MoCo-v2's views, the blur included as official MoCo's."""
+    if root is not None:
+        return DataConfig(name="cifar10", root=root, image_size=size)
+    return DataConfig(name="shapes", num_images=number, image_size=size)
+
+
+def photographs(root: str | None, folder: Path, number: int) -> ImageSet:
+    """Those in the user's folder, or as many generated ones, written into `folder`."""
+    if root is None:
+        for index in range(number):
+            Image.fromarray(_picture(index)).save(folder / f"{index}.jpg", quality=JPEG_QUALITY)
+    return open_images(DataConfig(name="folder", root=root or str(folder)))
+
+
+def repeated(images: ImageSet, number: int) -> ImageSet:
+    """So many images, the same ones again and again."""
+    return images.select(torch.arange(number) % len(images))
+
+
+def listed(folder: Path, number: int) -> str:
+    """A list that names one small image so many times: for steps that get their batches anyhow."""
+    Image.new("RGB", (8, 8)).save(folder / "black.png")
+    file = folder / "images.txt"
+    file.write_text("black.png\n" * number)
+    return str(file)
+
+
+def _picture(seed: int) -> UInt8[np.ndarray, "height width 3"]:
+    """Smooth colours with grain: what a JPEG file of a photograph costs to decode."""
+    generator = np.random.default_rng(seed)
+    coarse = generator.integers(0, 256, (12, 16, 3), dtype=np.uint8)
+    smooth = np.asarray(Image.fromarray(coarse).resize(PHOTOGRAPH, Image.Resampling.BICUBIC))
+    grain = generator.normal(0, 10, smooth.shape)
+    return np.clip(smooth + grain, 0, 255).astype(np.uint8)

@@ -1,0 +1,145 @@
+"""MoCo-v2 and MoCHi trained on the embedded shapes, or CIFAR-10, beside what needs no training.
+
+It ends with a page: the report of both runs.
+"""
+
+import json
+import time
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from hardmix.analysis.analyze import sketch
+from hardmix.analysis.figures import check_installed, save
+from hardmix.analysis.gallery import look_at_queue
+from hardmix.analysis.records import read_records
+from hardmix.data.datasets import open_images
+from hardmix.errors import InputError
+from hardmix.evaluation.accuracy import Accuracy
+from hardmix.evaluation.evaluated_run import Subject, baseline_trunk, open_subject
+from hardmix.evaluation.knn import knn_accuracy
+from hardmix.evaluation.probe import probe_accuracy
+from hardmix.report.page import write_report
+from hardmix.runs.folder import Run, versions, write_atomically
+from hardmix.runtime.console import say, table
+from hardmix.settings.config import DataConfig, Method, PretrainConfig
+from hardmix.settings.recipes import RECIPES
+from hardmix.training.pretrain import pretrain
+
+METHODS: tuple[Method, ...] = ("moco-v2", "mochi")
+
+NEIGHBOURS = 200
+TEMPERATURE = 0.07
+"""Of the k-NN's votes."""
+
+CIFAR_EPOCHS = 8
+"""Enough to see it learn; the recipe's own length takes half an hour for each method."""
+
+
+def show(out: Path | None, data: DataConfig, *, epochs: int | None = None, seed: int = 0) -> Path:
+    """Train both, evaluate four encoders with k-NN and a linear probe; a table and a page."""
+    started = time.monotonic()
+    if out is None:
+        names = (f"demo-{number}" if number > 1 else "demo" for number in count(1))
+        out = next(path for path in map(Path("runs").joinpath, names) if not path.exists())
+    configs = {method: demo_config(method, data, epochs, seed) for method in METHODS}
+    if out.exists() and any(out.iterdir()):
+        raise InputError(f"--out {out} is not empty: choose another folder for the demonstration.")
+    open_images(configs["mochi"].data, "train", seed).labelled()  # said before, not after, training
+    runs = {method: pretrain(config, out / method) for method, config in configs.items()}
+    subjects = {method: open_subject(run.path) for method, run in runs.items()}
+    subject = subjects["mochi"]
+    trunks: dict[str, nn.Module] = {
+        "raw pixels": baseline_trunk(subject, "pixels"),
+        "untrained encoder": baseline_trunk(subject, "untrained"),
+        **{method: each.encoder for method, each in subjects.items()},
+    }
+    found = {name: score(trunk, subject) for name, trunk in trunks.items()}
+    scores = {name: {k: v.top1 for k, v in each.items()} for name, each in found.items()}
+    file = out / "demo.json"
+    facts = {"scores": scores, "seed": seed, "versions": versions()}
+    write_atomically(file, json.dumps(facts, indent=2).encode())
+    for method, run in runs.items():
+        write_results(run, found[method], found, subject)
+        draw(run)
+    tell(scores, configs["mochi"], runs, file, time.monotonic() - started)
+    page = write_report([run.path for run in runs.values()], out / "report.html")
+    say(f"Open it in a browser: {page.absolute().as_uri()}")
+    return file
+
+
+def demo_config(method: Method, data: DataConfig, epochs: int | None, seed: int) -> PretrainConfig:
+    """The recipe that fits the data, at the length asked for."""
+    recipe = "cifar10" if data.name == "cifar10" else "demo"
+    config = RECIPES[recipe].build(method, False)
+    if recipe == "demo" or data.root is not None:
+        config = replace(config, data=data)
+    if epochs is None:
+        epochs = CIFAR_EPOCHS if recipe == "cifar10" else config.train.epochs
+    mix = replace(config.mix, warm_up_epochs=min(config.mix.warm_up_epochs, epochs // 4))
+    return replace(config, mix=mix, train=replace(config.train, epochs=epochs, seed=seed))
+
+
+def score(trunk: nn.Module, subject: Subject) -> dict[str, Accuracy]:
+    """k-NN and linear-probe accuracy of frozen features on the test images."""
+    train = subject.features(trunk, subject.train, "training features")
+    test = subject.features(trunk, subject.test, "test features")
+    data = train.features, train.labels, test.features, test.labels
+    knn = knn_accuracy(*data, k=NEIGHBOURS, temperature=TEMPERATURE)
+    return {"knn": knn, "linear": probe_accuracy(*data)}
+
+
+def write_results(
+    run: Run, own: dict[str, Accuracy], found: dict[str, dict[str, Accuracy]], subject: Subject
+) -> None:
+    """What `hardmix knn` and `hardmix linear` would leave in the run's folder."""
+    floor = {"pixels": "raw pixels", "untrained": "untrained encoder"}
+    where = {"train": len(subject.train), "test": len(subject.test), "data": subject.train.name}
+    how: dict[str, dict[str, Any]] = {
+        "knn": {"k": NEIGHBOURS, "temperature": TEMPERATURE},
+        "linear": {"protocol": "cached features, lbfgs: not the paper's"},
+    }
+    for kind, name in {"knn": "knn", "linear": "linear-cached"}.items():
+        baselines = {short: found[full][kind]._asdict() for short, full in floor.items()}
+        result = {**own[kind]._asdict(), "baselines": baselines, **how[kind], **where}
+        run.write_result(name, result)
+
+
+def draw(run: Run) -> None:
+    """The figures that take seconds: similarities over training, and the gallery."""
+    try:
+        check_installed()
+        (record,), _ = read_records([run])
+        pictures = [*sketch(record)[0], *look_at_queue(run)[0]]
+    except InputError as error:
+        say(f"{run.path} has no figures: {error}")
+        return
+    for picture in pictures:
+        save(picture, run.figures)
+
+
+def tell(
+    scores: dict[str, dict[str, float]],
+    config: PretrainConfig,
+    runs: dict[Method, Run],
+    file: Path,
+    seconds: float,
+) -> None:
+    """The table, what it shows and what it does not, and where things are."""
+    rows = [[name, f"{s['knn']:.1%}", f"{s['linear']:.1%}"] for name, s in scores.items()]
+    epochs = config.train.epochs
+    table(f"{config.data.name}, test accuracy", ["", "k-NN", "linear probe"], rows)
+    floor = max(scores[name]["knn"] for name in ("raw pixels", "untrained encoder"))
+    better = [name for name in METHODS if scores[name]["knn"] > floor]
+    learnt = " and ".join(better) if better else "neither method"
+    say(
+        f"After {epochs} epoch{'s' * (epochs != 1)} {learnt} told the classes apart better than raw"
+        " pixels and the untrained encoder do. One seed and a small network cannot show which"
+        " method is better."
+    )
+    say(f"{seconds:.0f} s in all. Wrote {file} and")
+    for run in runs.values():
+        say(f"  {run.path}: config.json, metrics.jsonl, encoder.safetensors")

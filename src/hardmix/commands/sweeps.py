@@ -1,0 +1,80 @@
+"""The command that repeats a grid of the paper. See cli.py."""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from hardmix.errors import InputError
+from hardmix.sweep.grids import GRIDS
+from hardmix.sweep.scales import ScaleName
+
+Help = tyro.conf.arg
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepData:
+    """Where the images are."""
+
+    root: Annotated[str | None, Help(help="folder of ImageNet or CIFAR-10; shapes need none")] = (
+        None
+    )
+    workers: Annotated[int | None, Help(help="processes that decode images")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """A grid of the paper, trained and beside its numbers: hardmix sweep NAME --out DIR.
+
+    The same command again goes on where it stopped. Exit status: 0 done, also where runs are with
+    another process; 2 a run failed by bad input; 1 a run failed by a defect of ours; 75 stopped.
+    """
+
+    grid: Annotated[
+        tyro.conf.Positional[str], Help(metavar="NAME", help=f"one of {', '.join(GRIDS)}")
+    ]
+    out: Annotated[Path, Help(help="folder of all runs and tables; grids of one scale share it")]
+    scale: Annotated[ScaleName, Help(help="the paper's settings, or small ones for CPUs")] = "paper"
+    seeds: Annotated[int, Help(help="runs of every row")] = 3
+    first_seed: Annotated[int, Help(help="another one for fresh seeds")] = 0
+    only: Annotated[
+        tuple[str, ...], Help(help="rows whose label is or else holds one of these")
+    ] = ()
+    index: Annotated[str | None, Help(metavar="I/N", help="do part I of N, I from 1")] = None
+    dry_run: Annotated[bool, Help(help="show the plan and touch nothing")] = False
+    job_only: Annotated[bool, Help(help="write DIR/job.sh for SLURM and train nothing")] = False
+    epochs: Annotated[int | None, Help(help="for the paper's 200; small scales only")] = None
+    num_images: Annotated[int | None, Help(help="training images; small scales only")] = None
+    temperature: Annotated[
+        float | None, Help(help="of MoCo-v2 and MoCHi, the paper's 0.2; small scales only")
+    ] = None
+    device: Annotated[str, Help(help="auto, cpu, cuda or cuda:N")] = "auto"
+    voc_root: Annotated[Path | None, Help(help="folder of VOC, for table2")] = None
+    coco_root: Annotated[Path | None, Help(help="folder of COCO, for table3")] = None
+    coco_schedule: Annotated[Literal["1x", "2x"], Help(help="1x is the paper's")] = "1x"
+    data: SweepData = field(default_factory=SweepData)
+
+
+def sweep(arguments: list[str]) -> None:
+    """A grid of the paper: every row trained, evaluated, beside the paper's numbers."""
+    options = tyro.cli(Sweep, prog="hardmix sweep", args=arguments)
+    from hardmix.runtime.console import complain
+    from hardmix.sweep.planning import SweepOptions
+    from hardmix.sweep.sweeping import sweep as run
+
+    chosen = {k: v for k, v in vars(options).items() if k not in ("dry_run", "job_only", "data")}
+    outcome = run(
+        SweepOptions(**chosen, data_root=options.data.root, workers=options.data.workers),
+        dry_run=options.dry_run,
+        job_only=options.job_only,
+    )
+    if not outcome.failures:
+        return
+    files = ", ".join(str(failure.file) for failure in outcome.failures)
+    message = f"{len(outcome.failures)} failed, all else was done: see {files}."
+    if any(failure.ours for failure in outcome.failures):
+        complain(f"{message} Among them is a defect of ours; please report it with that file.")
+        sys.exit(1)
+    raise InputError(message)

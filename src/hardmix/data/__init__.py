@@ -1,0 +1,1 @@
+"""From files to views: data sets, decoding, augmentation, batches."""

@@ -1,0 +1,231 @@
+"""The two views of an image, exactly as official MoCo-v1 and MoCo-v2 make them.
+
+Parameters are drawn first (`view_parameters`), then whole batches are transformed. A random resized
+crop comes first, the colours follow, so that a worker process can crop what it has decoded and a
+GPU does the rest.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float32, Int64, UInt8
+from torch import Tensor
+from torchvision.transforms.v2 import functional
+
+from hardmix.data import image_ops
+from hardmix.data.image_ops import CropBoxes, normalise, resized_crops
+from hardmix.data.view_parameters import (
+    COLOUR_DRAWS,
+    CROP_DRAWS,
+    ColourParameters,
+    draw_colours,
+    draw_crops,
+    draw_views,
+)
+from hardmix.settings.config import Augmentation, DataConfig
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Of ImageNet's red, green and blue, as in official MoCo; used for every data set of colours."""
+
+CACHED = 1 << 20
+"""Numbers worked on at a time on a CPU: what stays in its cache is two to three times as fast."""
+
+ALONE = 1 << 16
+"""Numbers in an image from which on a CPU colours one image at a time."""
+
+Operation = Callable[[Tensor, Tensor | slice], None]
+"""Changes images in place, told which rows of the parameters are theirs."""
+
+
+class Stage(NamedTuple):
+    """A step of the recipe: each sample goes through one of these operations or through none."""
+
+    choice: Int64[Tensor, " batch"]
+    """Number of the sample's operation; none where there is no such."""
+    operations: list[Operation]
+
+
+def colour_stages(
+    parameters: ColourParameters, augmentation: Augmentation, channels: int
+) -> list[Stage]:
+    """Official MoCo's order after the crop. v1: grey, jitter, flip; v2: jitter, grey, blur, flip.
+
+    Images without three channels have no saturation, hue or grey; brightness and contrast stay.
+    """
+
+    def adjust(operation: Callable[[Tensor, Tensor], None], factor: Tensor) -> Operation:
+        return lambda images, rows: operation(images, factor[rows].to(images.device))
+
+    p = parameters
+    adjustments = [
+        adjust(image_ops.adjust_brightness_, p.brightness),
+        adjust(image_ops.adjust_contrast_, p.contrast),
+        adjust(image_ops.adjust_saturation_, p.saturation),
+        adjust(image_ops.adjust_hue_, p.hue),
+    ][: 4 if channels == 3 else 2]
+    jitter = [Stage(torch.where(p.jitter, turn, 4), adjustments) for turn in p.order.T]
+    unsaturate = adjust(image_ops.adjust_saturation_, torch.zeros_like(p.saturation))
+    grey = [Stage((~p.grey).long(), [unsaturate])] if channels == 3 else []
+    blur = Stage((p.sigma == 0).long(), [adjust(image_ops.blur_, p.sigma)])
+    flip = Stage((~p.flip).long(), [lambda images, _: image_ops.flip_(images)])
+    orders = {
+        "moco-v1": [*grey, *jitter, flip],
+        "moco-v2": [*jitter, *grey, blur, flip],
+        "plain": [flip],
+    }
+    return orders[augmentation]
+
+
+def _apply_(stages: list[Stage], images: Tensor, first: int) -> Tensor:
+    """Colour samples from row `first` of the stages on; what was given is used up."""
+    way = _one_by_one if _alone(images.shape[1:], images.device) else _in_groups
+    return way(stages, images, first)
+
+
+def _alone(shape: Sequence[int], device: torch.device) -> bool:
+    """Whether images are worked on one at a time: small ones would take longer to call for."""
+    return device.type == "cpu" and math.prod(shape) >= ALONE
+
+
+def _one_by_one(stages: list[Stage], images: Tensor, first: int) -> Tensor:
+    """Each sample goes its way in place."""
+    for image, row in zip(images.split(1), range(first, first + len(images)), strict=True):
+        for choice, operations in stages:
+            number = int(choice[row])
+            if number < len(operations):
+                operations[number](image, slice(row, row + 1))
+    return images
+
+
+def _in_groups(stages: list[Stage], images: Tensor, first: int) -> Tensor:
+    """At each stage samples are sorted by their operation: it then works in place on a slice."""
+    place = torch.arange(len(images))
+    for choices, operations in stages:
+        choice = choices[first : first + len(images)]
+        rows = choice.argsort()
+        images = images.index_select(0, place[rows].to(images.device))
+        place[rows] = torch.arange(len(rows))
+        counts = torch.bincount(choice, minlength=len(operations)).tolist()
+        start = 0
+        for operation, count in zip(operations, counts, strict=False):
+            part = slice(start, start + count)
+            if count:
+                operation(images[part], rows[part] + first)
+            start += count
+    return images.index_select(0, place.to(images.device))
+
+
+Views = tuple[Float32[Tensor, "batch channels size size"], ...]
+"""Query and key, normalised; or a single view."""
+
+
+def make_views(
+    images: UInt8[Tensor, "batch channels height width"],
+    ids: Int64[Tensor, " batch"],
+    config: DataConfig,
+    seed: int,
+    epoch: int,
+    views: int = 2,
+) -> Views:
+    """The views of images of one size, on their device; by (seed, epoch, id, view) alone."""
+    height, width = (torch.full((views * len(ids),), side) for side in images.shape[2:])
+    draws = draw_views(ids, seed, epoch, CROP_DRAWS, views)
+    boxes = draw_crops(draws, height, width, config.min_scale)
+
+    def crop(rows: slice) -> Tensor:
+        numbers = torch.arange(views * len(ids))[rows] % len(ids)
+        some = images.index_select(0, numbers.to(images.device))
+        return resized_crops(some, CropBoxes(*(side[rows] for side in boxes)), config.image_size)
+
+    return _coloured(crop, images.device, ids, config, seed, epoch, views)
+
+
+def crop_views(
+    images: Sequence[UInt8[Tensor, "channels _ _"]],
+    ids: Int64[Tensor, " batch"],
+    config: DataConfig,
+    seed: int,
+    epoch: int,
+    views: int = 2,
+) -> UInt8[Tensor, "{views} batch channels size size"]:
+    """The first half of `make_views` for images of any size: a worker's part."""
+    heights, widths = (torch.tensor([image.shape[side] for image in images]) for side in (1, 2))
+    draws = draw_views(ids, seed, epoch, CROP_DRAWS, views)
+    boxes = draw_crops(draws, heights.repeat(views), widths.repeat(views), config.min_scale)
+    places = torch.stack(boxes, dim=1).unflatten(0, (views, -1)).transpose(0, 1).tolist()
+    size = [config.image_size, config.image_size]
+    crops = torch.empty(views, len(images), config.channels, *size, dtype=torch.uint8)
+    for row, (image, own) in enumerate(zip(images, places, strict=True)):
+        for view, (top, left, height, width) in enumerate(own):
+            part = image[:, top : top + height, left : left + width]
+            crops[view, row] = functional.resize(part, size)
+    return crops
+
+
+def colour_views(
+    crops: UInt8[Tensor, "views batch channels size size"],
+    ids: Int64[Tensor, " batch"],
+    config: DataConfig,
+    seed: int,
+    epoch: int,
+    out: Float32[Tensor, "views batch channels size size"] | None = None,
+) -> Views:
+    """The second half, for a batch of what `crop_views` gave; into `out`, if there is one."""
+    flat = crops.flatten(0, 1)
+
+    def crop(rows: slice) -> Tensor:
+        return flat[rows].float().div_(255)
+
+    return _coloured(crop, crops.device, ids, config, seed, epoch, len(crops), out)
+
+
+def _coloured(
+    crop: Callable[[slice], Tensor],
+    device: torch.device,
+    ids: Tensor,
+    config: DataConfig,
+    seed: int,
+    epoch: int,
+    views: int,
+    out: Tensor | None = None,
+) -> Views:
+    """Colours for all views at once; `crop` gives the views in these rows."""
+    draws = draw_views(ids, seed, epoch, CROP_DRAWS + COLOUR_DRAWS, views)[:, CROP_DRAWS:]
+    parameters = draw_colours(draws, config.augmentation, config.blur)
+    stages = colour_stages(parameters, config.augmentation, config.channels)
+    mean, std = channel_statistics(config.channels)
+    shape = config.channels, config.image_size, config.image_size
+    piece = len(draws)
+    if device.type == "cpu":
+        piece = 1 if _alone(shape, device) else max(1, CACHED // math.prod(shape))
+    done = torch.empty(len(draws), *shape, device=device) if out is None else out.flatten(0, 1)
+    for start in range(0, len(draws), piece):
+        rows = slice(start, start + piece)
+        normalise(_apply_(stages, crop(rows), start), mean, std, out=done[rows])
+    return done.chunk(views)
+
+
+def channel_statistics(channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation to normalise with: ImageNet's, or 0.5 and 0.25 without colours."""
+    if channels == 3:
+        return IMAGENET_MEAN, IMAGENET_STD
+    return (0.5,) * channels, (0.25,) * channels
+
+
+def evaluation_crop(
+    image: UInt8[Tensor, "*batch channels height width"], size: int
+) -> UInt8[Tensor, "*batch channels {size} {size}"]:
+    """Official MoCo's evaluation: short side to size * 256 / 224, then the centre.
+
+    Images that already have this size stay as they are, as CIFAR's do.
+    """
+    height, width = image.shape[-2:]
+    if height == width == size:
+        return image
+    longest = 4 * min(height, width)  # else a strip of 1 x 20000 pixels would fill the memory
+    image = functional.center_crop(image, [min(height, longest), min(width, longest)])
+    image = functional.resize(image, [round(size * 256 / 224)], antialias=True)
+    cropped: Tensor = functional.center_crop(image, [size, size])
+    return cropped

@@ -1,0 +1,81 @@
+"""Batches of two views from WebDataset archives, which are a stream and not a numbered set."""
+
+from collections.abc import Iterator
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from hardmix.data.augment import colour_views, crop_views
+from hardmix.data.batches import Batch, on_device, rows_of, steps_of
+from hardmix.data.shards import ShardImage, open_shards
+from hardmix.errors import InputError
+from hardmix.runtime.profile import timed
+from hardmix.settings.config import DataConfig
+
+
+class ShardLoader:
+    """Two views of every image of WebDataset archives: a stream, read by this process.
+
+    Every rank reads the whole stream and takes its rows of each batch.
+    """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        rank: int = 0,
+        world_size: int = 1,
+        parts: int = 1,
+    ) -> None:
+        if config.num_images is None:
+            raise InputError(
+                "data.num_images is not set, and shards do not tell how many images they hold:"
+                " count them."
+            )
+        self.steps_per_epoch = steps_of(config.num_images, batch_size)
+        self.config, self.seed, self.device = config, seed, device
+        self.batch_size, self._rows = batch_size, rows_of(rank, world_size, batch_size, parts)
+        self.unreadable: dict[int, str] = {}
+
+    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+        """Yield this rank's batches of an epoch, from `first_step` on."""
+        stream = self._stream(epoch)
+        for step in range(self.steps_per_epoch):
+            with timed("decode"):
+                samples = list(islice(stream, self.batch_size))
+            if step >= first_step:
+                yield self._batch([samples[row] for row in self._rows.tolist()], epoch)
+
+    def _stream(self, epoch: int) -> Iterator[ShardImage]:
+        options = self.config, self.seed, epoch
+        found = 0
+
+        def note(number: int, reason: str) -> None:
+            nonlocal found
+            found += 1
+            self.unreadable[number] = reason
+
+        for sample in open_shards(*options, note):
+            found += 1
+            yield sample
+        if found < self.steps_per_epoch * self.batch_size:
+            raise InputError(
+                f"data.num_images={self.config.num_images}, but {self.config.root} holds {found}:"
+                " correct data.num_images."
+            )
+        yield from open_shards(*options)  # in place of those that are unreadable
+
+    def close(self) -> None:
+        """As of ViewLoader: here there is nothing to end."""
+
+    def _batch(self, samples: list[tuple[Tensor, int, int]], epoch: int) -> Batch:
+        images, labels, ids = zip(*samples, strict=True)
+        options = self.config, self.seed, epoch
+        numbers = torch.tensor(ids)
+        with timed("augment"):
+            crops = crop_views(images, numbers, *options)
+            views = colour_views(crops.to(self.device), numbers, *options)
+        return on_device(views, torch.tensor(labels), numbers)

@@ -1,0 +1,1 @@
+"""Fine-tuning as a detector, as MoCo's configuration of detectron2 does it."""

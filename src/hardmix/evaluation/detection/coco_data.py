@@ -1,0 +1,184 @@
+"""Data in the layout of COCO: annotations/instances_*.json beside folders of images.
+
+Category ids, which have gaps in COCO, become class numbers 0, 1, ... in the order of the ids.
+"""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hardmix.data.image_files import printable
+from hardmix.errors import InputError
+from hardmix.evaluation.detection.samples import (
+    DetectionImage,
+    DetectionSet,
+    DetectionSplits,
+    Mask,
+    Rle,
+    coco_tools,
+    for_training,
+)
+
+Json = dict[str, Any]
+
+
+class _Object(NamedTuple):
+    number: int
+    box: tuple[float, float, float, float]
+    crowd: bool
+    mask: Mask
+
+
+class _InvalidObjectError(ValueError):
+    """An object to be left out; the message says why."""
+
+
+def open_coco(root: Path, year: int = 2017) -> DetectionSplits:
+    """Training images (of which those without objects are left out) and validation images."""
+    coco_tools("cocoeval")  # else its absence would show after the training
+    train, test = (
+        read_coco(annotation_file(root, split, year), root / f"{split}{year}")
+        for split in ("train", "val")
+    )
+    if train.classes != test.classes:
+        raise InputError(
+            f"data.root={printable(root)}: the categories of the train and the val annotations"
+            " differ: use files of one data set."
+        )
+    return DetectionSplits(for_training(train), test)
+
+
+def annotation_file(root: Path, split: str, year: int = 2017) -> Path:
+    """Where COCO keeps the objects of a split."""
+    return root / "annotations" / f"instances_{split}{year}.json"
+
+
+def read_coco(annotations: Path, images: Path) -> DetectionSet:
+    """The images that an annotation file names, in a folder, by increasing id."""
+    content = read_json(annotations)
+    try:
+        return _read(content, annotations, images)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"data.root: {printable(annotations)} is not in COCO's format"
+            f" ({type(error).__name__}: {error}): see https://cocodataset.org/#format-data."
+        ) from error
+
+
+def read_json(file: Path) -> Json:
+    """An annotation file as it is, with unique ids."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(
+            f"data.root: the annotations {printable(file)} cannot be read ({reason}): COCO's layout"
+            " is annotations/instances_train2017.json, instances_val2017.json, train2017, val2017."
+        ) from error
+    parts = ("images", "annotations", "categories")
+    if not isinstance(content, dict) or not all(
+        isinstance(content.get(part), list) for part in parts
+    ):
+        raise InputError(
+            f"data.root: {printable(file)} is not in COCO's format: it must be an object with the"
+            f" lists {', '.join(parts)}."
+        )
+    for part in parts:
+        ids = [entry.get("id") for entry in content[part]]
+        if len(set(ids)) < len(ids) or None in ids:
+            raise InputError(
+                f"data.root: {printable(file)}: not every one of {part} has an id of its own:"
+                " number them."
+            )
+    return content
+
+
+def category_ids(content: Json) -> list[int]:
+    """The category id of class 0, 1, ..."""
+    return sorted(int(category["id"]) for category in content["categories"])
+
+
+def _read(content: Json, file: Path, folder: Path) -> DetectionSet:
+    names = {int(category["id"]): str(category["name"]) for category in content["categories"]}
+    numbers = {category: number for number, category in enumerate(category_ids(content))}
+    records = sorted(content["images"], key=lambda record: int(record["id"]))
+    _check_images(records, folder)
+    sizes = {int(record["id"]): (record["height"], record["width"]) for record in records}
+    objects: dict[int, list[_Object]] = {image: [] for image in sizes}
+    dropped = []
+    for entry in content["annotations"]:
+        try:
+            if entry["image_id"] not in sizes:
+                raise _InvalidObjectError(f"its image {entry['image_id']} is not in the file")
+            objects[entry["image_id"]].append(_object(entry, *sizes[entry["image_id"]], numbers))
+        except _InvalidObjectError as error:
+            dropped.append(f"{file.name}: annotation {entry['id']}: {error}")
+    images = tuple(_image(record, folder, objects[int(record["id"])]) for record in records)
+    return DetectionSet(images, tuple(names[category] for category in numbers), tuple(dropped))
+
+
+def _check_images(records: list[Json], folder: Path) -> None:
+    if not records:
+        raise InputError("data.root: the annotations name no image: use another file.")
+    names = [str(record["file_name"]) for record in records]
+    absent = [name for name in names if not os.path.isfile(folder / name)]
+    if absent:
+        shown = ", ".join(map(printable, absent[:3]))
+        raise InputError(
+            f"data.root: {len(absent)} of {len(names)} images that the annotations name are not in"
+            f" {printable(folder)} ({shown}): unpack all of them, or name the right folder."
+        )
+
+
+def _object(entry: Json, height: int, width: int, numbers: dict[int, int]) -> _Object:
+    if entry["category_id"] not in numbers:
+        raise InputError(
+            f"data.root: annotation {entry['id']} has category_id={entry['category_id']}, which is"
+            " not in the categories of the file: add it there or correct the annotation."
+        )
+    x, y, wide, high = (float(value) for value in entry["bbox"])
+    if not all(map(math.isfinite, (x, y, wide, high))) or wide <= 0 or high <= 0:
+        raise _InvalidObjectError(f"the box {entry['bbox']} has no size")
+    if x >= width or y >= height or x + wide <= 0 or y + high <= 0:
+        raise _InvalidObjectError(
+            f"the box {entry['bbox']} is outside the {width} x {height} image"
+        )
+    return _Object(
+        numbers[entry["category_id"]],
+        (x, y, x + wide, y + high),
+        bool(entry.get("iscrowd", 0)),
+        _mask(entry.get("segmentation"), height, width),
+    )
+
+
+def _mask(segmentation: Any, height: int, width: int) -> Mask:
+    if isinstance(segmentation, dict):
+        if list(segmentation["size"]) != [height, width]:
+            raise _InvalidObjectError(f"the mask's size {segmentation['size']} is not the image's")
+        counts = segmentation["counts"]
+        if isinstance(counts, list):
+            coded = coco_tools("mask").frPyObjects(segmentation, height, width)["counts"]
+            return Rle(height, width, coded)
+        return Rle(height, width, counts.encode("ascii"))
+    polygons = [flat for flat in segmentation or [] if len(flat) >= 6 and len(flat) % 2 == 0]
+    if not polygons:
+        raise _InvalidObjectError("no mask: neither run lengths nor a polygon of three points")
+    return tuple(np.array(flat, dtype=np.float64).reshape(-1, 2) for flat in polygons)
+
+
+def _image(record: Json, folder: Path, objects: list[_Object]) -> DetectionImage:
+    return DetectionImage(
+        int(record["id"]),
+        str(folder / record["file_name"]),
+        int(record["height"]),
+        int(record["width"]),
+        np.array([thing.box for thing in objects], dtype=np.float64).reshape(-1, 4),
+        np.array([thing.number for thing in objects], dtype=np.int64),
+        np.zeros(len(objects), dtype=np.bool_),
+        np.array([thing.crowd for thing in objects], dtype=np.bool_),
+        tuple(thing.mask for thing in objects),
+    )

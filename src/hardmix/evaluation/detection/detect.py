@@ -1,0 +1,290 @@
+"""`hardmix detect RUN`: a run's encoder fine-tuned as a detector (Sec. 5.2, Tables 2 and 3).
+
+    RUN/detection/voc-24k/trial-0/    checkpoints, metrics.jsonl, result.json, pictures/*.png
+    RUN/results/detection-voc-24k.json    mean and standard deviation over the trials
+
+The same command again goes on where it stopped: finished trials are read, not repeated.
+"""
+
+import dataclasses
+import io
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hardmix.errors import InputError
+from hardmix.evaluation.detection.coco_data import open_coco
+from hardmix.evaluation.detection.detector_training import (
+    Batches,
+    DetectorTraining,
+    build_detector,
+    build_optimizer,
+    precise_statistics,
+    restore,
+    save,
+    train_until,
+)
+from hardmix.evaluation.detection.drawing import compare
+from hardmix.evaluation.detection.samples import DetectionSplits, FoundObjects
+from hardmix.evaluation.detection.testing import Scores, find_objects, score
+from hardmix.evaluation.detection.transforms import check_readable
+from hardmix.evaluation.detection.voc_data import open_voc
+from hardmix.evaluation.features import load_encoder
+from hardmix.models.backbones import build_backbone
+from hardmix.runs.folder import Run, write_atomically
+from hardmix.runs.weight_files import read_weights
+from hardmix.runtime.console import progress, say, table, warn
+from hardmix.runtime.device import choose_compute
+from hardmix.runtime.distributed import is_main
+from hardmix.runtime.random_numbers import seed_of
+from hardmix.settings.detection_options import DetectionConfig
+
+PICTURES = 6
+"""Test images that are drawn for each trial."""
+
+NAMED = 5
+"""Invalid objects that are named; the others are counted."""
+
+
+def evaluate(
+    path: Path,
+    config: DetectionConfig,
+    root: Path,
+    *,
+    weights: Path | None = None,
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """Train and test `config.trials` detectors on the data in `root`; means go to results/."""
+    run = Run.open(path)
+    name = f"detection-{config.task}-{config.schedule}" + (
+        "" if config.start == "run" else f"-{config.start}"
+    )
+    starting_trunk(path, config, weights, seed=0)  # refuses what cannot become a detector
+    splits = open_splits(config, root)
+    check_readable(splits.test.images, config.workers)
+    folder = out or run.path / "detection" / name.removeprefix("detection-")
+    claim(folder, config, root, weights)
+    trials = []
+    for number in range(config.trials):
+        seed = config.seed + number
+        trunk = starting_trunk(path, config, weights, seed)
+        trials.append(run_trial(folder / f"trial-{number}", seed, trunk, config, splits, root))
+    result = {
+        "metrics": summary([trial["scores"] for trial in trials]),
+        "trials": trials,
+        "settings": dataclasses.asdict(config),
+        "start": config.start,
+        "weights": None if weights is None else str(weights),
+        "data": str(root),
+        "images": {"train": len(splits.train.images), "test": len(splits.test.images)},
+        "classes": list(splits.test.classes),
+        "invalid_objects": len(splits.train.dropped) + len(splits.test.dropped),
+    }
+    if is_main():
+        file = run.write_result(name, result)
+        show(result, config)
+        say(f"Wrote {file}")
+        say(f"Pictures of true and found objects: {folder / 'trial-0' / 'pictures'}")
+    return result
+
+
+def starting_trunk(
+    path: Path, config: DetectionConfig, weights: Path | None, seed: int
+) -> nn.Module:
+    """The network fine-tuning begins with: the run's, or the same one as a baseline."""
+    if (weights is None) == (config.start == "supervised"):
+        raise InputError(
+            f"--from {config.start} with --weights {weights}: --from supervised needs a file of"
+            " torchvision's weights (--weights FILE), and nothing else does."
+        )
+    encoder = load_encoder(path)
+    if encoder.channels != 3:
+        raise InputError(
+            f"{path} was trained on images of {encoder.channels} channels: a detector sees 3."
+        )
+    trunk = encoder.trunk
+    if config.start != "run":
+        torch.manual_seed(seed_of("detector's trunk", seed))
+        trunk = build_backbone(encoder.backbone).trunk
+    if weights is not None:
+        load_supervised(trunk, weights, encoder.backbone)
+    torch.manual_seed(seed_of("detector's heads", seed))
+    build_detector(trunk, 1, config)
+    return trunk
+
+
+def load_supervised(trunk: nn.Module, file: Path, backbone: str) -> None:
+    """A classifier's weights of the same network, without the classifier."""
+    tensors = {k: v for k, v in read_weights(file).tensors.items() if not k.startswith("fc.")}
+    wanted = trunk.state_dict()
+    other = wanted.keys() ^ tensors.keys()
+    other |= {name for name in wanted.keys() & tensors if wanted[name].shape != tensors[name].shape}
+    if other:
+        raise InputError(
+            f"--weights {file} does not fit {backbone}: {len(other)} tensors differ, as"
+            f" {min(other)}; use torchvision's file of that network."
+        )
+    trunk.load_state_dict(tensors)
+
+
+def open_splits(config: DetectionConfig, root: Path) -> DetectionSplits:
+    """The data; what is invalid in it is named and left out."""
+    splits = open_voc(root) if config.task == "voc" else open_coco(root)
+    for split, data in zip(("training", "test"), splits, strict=True):
+        say(f"{split}: {len(data.images)} images, {len(data.classes)} classes")
+        for fault in data.dropped[:NAMED]:
+            warn(f"left out: {fault}")
+        if len(data.dropped) > NAMED:
+            warn(f"left out: {len(data.dropped) - NAMED} more invalid objects of the {split} data")
+    return splits
+
+
+def claim(folder: Path, config: DetectionConfig, root: Path, weights: Path | None) -> None:
+    """Remember the settings in the folder, and refuse to go on in it with others."""
+    free = ("trials", "workers", "device", "log_every")
+    values = {k: v for k, v in dataclasses.asdict(config).items() if k not in free}
+    given = {"settings": values, "data": str(root), "weights": weights and str(weights)}
+    wanted = json.loads(json.dumps(given))
+    file = folder / "settings.json"
+    if file.exists():
+        try:
+            found = json.loads(file.read_text())
+        except ValueError as error:
+            raise InputError(f"{file} is not JSON: {error}; choose another --out.") from error
+        if found != wanted:
+            before, after = found.get("settings", {}), wanted["settings"]
+            changed = [k for k in after if before.get(k) != after[k]] or ["data or weights"]
+            raise InputError(
+                f"{folder} was begun with other settings ({', '.join(changed)}): choose another"
+                " --out, or the same settings to go on."
+            )
+    if is_main():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, json.dumps(wanted, indent=2).encode())
+        except OSError as error:
+            raise InputError(f"--out {folder} cannot be written: {error.strerror}.") from error
+
+
+def run_trial(
+    folder: Path,
+    seed: int,
+    trunk: nn.Module,
+    config: DetectionConfig,
+    splits: DetectionSplits,
+    root: Path,
+) -> dict[str, Any]:
+    """One detector, trained and tested; what is already done is not repeated."""
+    file = folder / "result.json"
+    if file.exists():
+        finished: dict[str, Any] = json.loads(file.read_text())
+        say(f"{folder.name} is finished: {_headline(finished['scores'])}")
+        return finished
+    folder.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    device = choose_compute(config.device).device
+    torch.manual_seed(seed_of("detector's heads", seed))
+    detector = build_detector(trunk, len(splits.train.classes), config).to(device)
+    optimizer = build_optimizer(detector, config)
+    training = DetectorTraining(
+        config, seed, splits.train, Run(folder), detector, optimizer, device
+    )
+    restore(training)
+    batches = Batches(splits.train, config, seed, device)
+    curve = train(training, batches, splits, root)
+    precise_statistics(training, batches)
+    batches.close()
+    scores, found = test(training, splits, root)
+    result = {"seed": seed, "scores": scores, "curve": curve, "unreadable": len(batches.unreadable)}
+    result["seconds"] = time.monotonic() - started
+    if is_main():
+        draw(folder / "pictures", splits, found)
+        write_atomically(file, json.dumps(result, indent=2).encode())
+    say(f"{folder.name}: {_headline(scores)}")
+    return result
+
+
+def train(
+    training: DetectorTraining, batches: Batches, splits: DetectionSplits, root: Path
+) -> list[dict[str, Any]]:
+    """All steps, with a checkpoint now and then and, if asked for, a test; the tests' results."""
+    config, folder = training.config, training.folder
+    title = f"{config.task} {folder.path.name}"
+    with progress(title, config.iterations, training.step) as meter:
+        while training.step < config.iterations:
+            every = [config.save_every, config.test_every or config.iterations]
+            stop = min(config.iterations, *((training.step // each + 1) * each for each in every))
+            train_until(training, stop, batches, meter)
+            if config.test_every and stop % config.test_every == 0 and stop < config.iterations:
+                scores, _ = test(training, splits, root)
+                if is_main():
+                    folder.log({"step": stop, "scores": scores})
+                say(f"step {stop}: {_headline(scores)}")
+            save(training)
+    return [line for line in folder.metrics() if "scores" in line]
+
+
+def test(
+    training: DetectorTraining, splits: DetectionSplits, root: Path
+) -> tuple[Scores, list[FoundObjects]]:
+    """AP on the test images, and what was found in them."""
+    config = training.config
+    found = find_objects(
+        training.detector, splits.test.images, config.test_side, config.workers, training.device
+    )
+    return score(config.task, splits.test, found, root), found
+
+
+def draw(folder: Path, splits: DetectionSplits, found: list[FoundObjects]) -> None:
+    """A few test images, evenly over the set, with true and found objects."""
+    folder.mkdir(exist_ok=True)
+    images = splits.test.images
+    for number in range(min(PICTURES, len(images))):
+        place = number * len(images) // min(PICTURES, len(images))
+        buffer = io.BytesIO()
+        compare(images[place], found[place], splits.test.classes).save(buffer, "PNG")
+        write_atomically(folder / f"{number}.png", buffer.getvalue())
+
+
+def summary(trials: list[Scores]) -> dict[str, dict[str, Any]]:
+    """Mean and standard deviation over the trials of every number (n - 1; None for one trial)."""
+    means: dict[str, dict[str, Any]] = {}
+    for metric, names in trials[0].items():
+        means[metric] = {}
+        for name in names:
+            values = [value for trial in trials if (value := trial[metric][name]) is not None]
+            means[metric][name] = {
+                "mean": statistics.fmean(values) if values else None,
+                "std": statistics.stdev(values) if len(values) > 1 else None,
+                "trials": len(values),
+            }
+    return means
+
+
+def show(result: dict[str, Any], config: DetectionConfig) -> None:
+    """The table: one line for each metric, never one under another's name."""
+    rows = []
+    for metric, numbers in result["metrics"].items():
+        row = [metric]
+        for name in ("ap", "ap50", "ap75"):
+            mean, std = numbers[name]["mean"], numbers[name]["std"]
+            text = "-" if mean is None else f"{100 * mean:.2f}"
+            row.append(text + ("" if std is None else f" ± {100 * std:.2f}"))
+        rows.append(row)
+    trials = f"{config.trials} trial{'s' * (config.trials != 1)}"
+    table(f"{config.task} {config.schedule}, {trials}", ["", "AP", "AP50", "AP75"], rows)
+
+
+def _headline(scores: Scores) -> str:
+    metric, numbers = next(iter(scores.items()))
+    shown = [
+        f"{name} {100 * value:.1f}"
+        for name, key in (("AP", "ap"), ("AP50", "ap50"), ("AP75", "ap75"))
+        if (value := numbers[key]) is not None
+    ]
+    return f"{metric}: {', '.join(shown)}"

@@ -1,0 +1,88 @@
+"""What a detector finds: choosing it, and moving it to the original image (detectron2's rules)."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import grid_sample
+from torchvision.ops import batched_nms
+
+from hardmix.evaluation.detection.boxes import Size, clip, not_empty
+
+
+class DetectionSettings(NamedTuple):
+    """Which detections of an image are kept; the defaults are detectron2's."""
+
+    score: float = 0.05
+    """Above this, not at it."""
+    nms: float = 0.5
+    limit: int = 100
+    """At most so many, of all classes together."""
+
+
+class Found(NamedTuple):
+    """One image's detections, the best first, in pixels of the image that the detector saw."""
+
+    boxes: Float[Tensor, "n 4"]
+    scores: Float[Tensor, " n"]
+    classes: Int[Tensor, " n"]
+    masks: Float[Tensor, "n side side"] | None = None
+    """Probabilities over the box, for its class."""
+
+
+def choose(
+    boxes: Float[Tensor, "n classes 4"],
+    probabilities: Float[Tensor, "n classes_and_background"],
+    size: Size,
+    settings: DetectionSettings,
+) -> Found:
+    """Every pair of box and class above the score, after NMS in each class.
+
+    A RoI can be detected as several classes. Boxes are clipped, but none is dropped for being
+    small or empty: `resized` drops the empty ones later, after they took one of the places.
+    """
+    finite = boxes.isfinite().all(dim=2).all(dim=1) & probabilities.isfinite().all(dim=1)
+    boxes, scores = clip(boxes[finite], size), probabilities[finite, :-1]
+    rows, classes = (scores > settings.score).nonzero(as_tuple=True)
+    boxes, scores = boxes[rows, classes], scores[rows, classes]
+    kept = batched_nms(boxes.float(), scores, classes, settings.nms)[: settings.limit]
+    return Found(boxes[kept], scores[kept], classes[kept])
+
+
+def resized(found: Found, seen: Size, original: Size) -> Found:
+    """Detections in pixels of the original image, without those that have no area there."""
+    scale = found.boxes.new_tensor([original.width / seen.width, original.height / seen.height])
+    boxes = clip(found.boxes * scale.repeat(2), original)
+    kept = not_empty(boxes)
+    masks = None if found.masks is None else found.masks[kept]
+    return Found(boxes[kept], found.scores[kept], found.classes[kept], masks)
+
+
+def paste(found: Found, size: Size, threshold: float = 0.5) -> Bool[Tensor, "n y x"]:
+    """Masks of the whole image, of `size`, from the probabilities over each box.
+
+    Bilinear between the probabilities' centres, 0 outside of the box (detectron2's pasting).
+    """
+    if found.masks is None:
+        raise ValueError("these detections have no masks: the detector has no mask branch.")
+    pasted = torch.zeros(len(found.boxes), *size, dtype=torch.bool, device=found.boxes.device)
+    for mask, box, image in zip(found.masks, found.boxes, pasted, strict=True):
+        # One pixel more on each side: there the interpolation towards 0 still has a value.
+        x1, y1 = (max(int(value) - 1, 0) for value in box[:2].floor())
+        x2, y2 = (int(value) + 1 for value in box[2:].ceil())
+        part = image[y1:y2, x1:x2]
+        x = _relative(x1, part.shape[1], box[0], box[2])
+        y = _relative(y1, part.shape[0], box[1], box[3])
+        grid = torch.stack([x.expand(len(y), -1), y[:, None].expand(-1, len(x))], dim=-1)
+        values = grid_sample(mask[None, None], grid[None], align_corners=False)[0, 0]
+        part.copy_(values >= threshold)
+    return pasted
+
+
+def _relative(
+    first: int, count: int, low: Float[Tensor, ""], high: Float[Tensor, ""]
+) -> Float[Tensor, " count"]:
+    """Centres of pixels, where the box goes from -1 to 1."""
+    pixels = torch.arange(first, first + count, device=low.device, dtype=torch.float32) + 0.5
+    return (pixels - low) / (high - low) * 2 - 1

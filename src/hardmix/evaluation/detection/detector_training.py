@@ -1,0 +1,252 @@
+"""Fine-tuning a detector: SGD on a schedule of steps, from one checkpoint to the next.
+
+Every random choice is a function of (seed, step): a run that was stopped goes on as if it had not
+been.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+
+from hardmix.data.image_files import UnreadableImage
+from hardmix.data.workers import WorkerPool
+from hardmix.errors import InputError
+from hardmix.evaluation.detection.c4 import C4Detector, Image
+from hardmix.evaluation.detection.matching import Sampling
+from hardmix.evaluation.detection.norms import make_precise, synchronised
+from hardmix.evaluation.detection.roi_heads import RoiSettings, Target
+from hardmix.evaluation.detection.rpn import RpnSettings, TopK
+from hardmix.evaluation.detection.samples import DetectionImage, DetectionSet
+from hardmix.evaluation.detection.transforms import (
+    DetectorInput,
+    grouped_batches,
+    training_input,
+)
+from hardmix.runs.folder import Run, optimizer_tensors, restore_optimizer
+from hardmix.runtime.console import Meter, say, warn
+from hardmix.runtime.distributed import data_parallel, is_main, rank, world_size
+from hardmix.runtime.random_numbers import seed_of
+from hardmix.settings.detection_options import DetectionConfig
+
+WARM_UP_FROM = 1e-3
+"""Share of the learning rate that the first step has."""
+
+MOMENTUM = 0.9
+
+Visits = list[tuple[int, int]]
+"""A batch to be read: (epoch, position among the images) each."""
+
+
+@dataclass
+class DetectorTraining:
+    """Everything a trial is made of, between two steps."""
+
+    config: DetectionConfig
+    seed: int
+    data: DetectionSet
+    folder: Run
+    """The trial's own: checkpoints and metrics."""
+    detector: C4Detector
+    optimizer: torch.optim.SGD
+    device: torch.device
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        self.model: nn.Module = self.detector
+        if world_size() > 1:
+            self.model = data_parallel(self.detector, self.device)
+
+
+def build_detector(trunk: nn.Module, classes: int, config: DetectionConfig) -> C4Detector:
+    """The detector around a trunk, its batch norms trained and synchronised."""
+    detector = C4Detector(
+        trunk,
+        classes,
+        masks=config.task == "coco",
+        rpn=RpnSettings(test=TopK(6000, config.proposals)),
+        roi=RoiSettings(sampling=Sampling(config.regions, 0.25)),
+    )
+    synchronised(detector)
+    return detector
+
+
+def build_optimizer(detector: nn.Module, config: DetectionConfig) -> torch.optim.SGD:
+    """SGD without weight decay on batch norm."""
+    norms = [
+        parameter
+        for layer in detector.modules()
+        if isinstance(layer, nn.BatchNorm2d)
+        for parameter in layer.parameters()
+    ]
+    known = set(map(id, norms))
+    others = [parameter for parameter in detector.parameters() if id(parameter) not in known]
+    groups = [
+        {"params": others, "weight_decay": config.weight_decay},
+        {"params": norms, "weight_decay": 0.0},
+    ]
+    return torch.optim.SGD(groups, lr=config.lr, momentum=MOMENTUM)
+
+
+def learning_rate(config: DetectionConfig, step: int) -> float:
+    """Up on a line, then divided by 10 at each milestone."""
+    rate = config.lr * 0.1 ** sum(step >= milestone for milestone in config.milestones)
+    if step >= config.warm_up:
+        return rate
+    done = step / config.warm_up
+    return rate * (WARM_UP_FROM * (1 - done) + done)
+
+
+def train_until(training: DetectorTraining, stop: int, batches: "Batches", meter: Meter) -> None:
+    """Steps up to `stop`; the last losses go to metrics.jsonl now and then."""
+    config, detector, model = training.config, training.detector, training.model.train()
+    for images, targets in batches.read(training.step, stop):
+        rate = learning_rate(config, training.step)
+        for group in training.optimizer.param_groups:
+            group["lr"] = rate
+        seed_sampling(detector, training.seed, training.step)
+        losses: dict[str, Tensor] = model(images, targets)
+        total = torch.stack(list(losses.values())).sum()
+        training.optimizer.zero_grad()
+        total.backward()
+        loss = check_finite(float(total.detach()), training)
+        training.optimizer.step()
+        training.step += 1
+        meter.advance(training.step, f"loss {loss:.3f}")
+        if training.step % config.log_every == 0 and is_main():
+            parts = {name: float(value.detach()) for name, value in losses.items()}
+            training.folder.log({"step": training.step, "loss": loss, "lr": rate, **parts})
+
+
+def seed_sampling(detector: C4Detector, seed: int, step: int) -> None:
+    """Which boxes the losses of a step are computed on, on this process."""
+    generator = torch.Generator().manual_seed(seed_of("sampling", seed, step, rank()))
+    detector.shuffle = partial(torch.randperm, generator=generator)
+
+
+def check_finite(loss: float, training: DetectorTraining) -> float:
+    """Refuse to step on a loss that is no number; the last checkpoint stays good."""
+    if math.isfinite(loss):
+        return loss
+    raise InputError(
+        f"the loss is {loss} at step {training.step}: detect.lr={training.config.lr:g} is most"
+        " likely too high for this batch; start again with a lower --lr and another --out."
+    )
+
+
+def precise_statistics(training: DetectorTraining, batches: "Batches") -> None:
+    """Before the final test: batch norm's statistics from many training batches."""
+    config = training.config
+    if config.precise_bn == 0:
+        return
+    say(f"Precise batch norm: {config.precise_bn} batches.")
+    seed_sampling(training.detector, training.seed, training.step)
+    make_precise(
+        training.detector, batches.read(config.iterations, config.iterations + config.precise_bn)
+    )
+
+
+class Batches:
+    """Training batches by the number of their step, read ahead by worker processes."""
+
+    def __init__(
+        self, data: DetectionSet, config: DetectionConfig, seed: int, device: torch.device
+    ):
+        if config.batch_size % world_size():
+            raise InputError(
+                f"detect.batch_size={config.batch_size} is not a multiple of the {world_size()}"
+                " processes: choose one that is."
+            )
+        self._data, self._seed, self._device = data, seed, device
+        self._size = config.batch_size // world_size()
+        read = partial(
+            read_batch, data.images, config.sides, seed, with_masks=config.task == "coco"
+        )
+        self._pool = WorkerPool(read, config.workers, device)
+        self._next, self._stream = 0, self._batches()
+        self.unreadable: set[str] = set()
+
+    def read(self, first: int, stop: int) -> Iterator[tuple[list[Image], list[Target]]]:
+        """Images and targets of the steps from `first` to before `stop`."""
+        if first < self._next:
+            self._next, self._stream = 0, self._batches()
+        jobs = list(islice(self._stream, first - self._next, stop - self._next))
+        self._next = stop
+        for inputs, faults in self._pool.run(jobs):
+            for fault in faults:
+                if fault not in self.unreadable:
+                    self.unreadable.add(fault)
+                    warn(f"{fault}: left out.")
+            images = [each.image.to(self._device) for each in inputs]
+            yield images, [_target(each, self._device) for each in inputs]
+
+    def close(self) -> None:
+        """End the processes that read."""
+        self._pool.close()
+
+    def _batches(self) -> Iterator[Visits]:
+        return grouped_batches(self._data.images, self._size, self._seed, rank(), world_size())
+
+
+def read_batch(
+    images: tuple[DetectionImage, ...],
+    sides: tuple[int, ...],
+    seed: int,
+    visits: Visits,
+    *,
+    with_masks: bool,
+) -> tuple[list[DetectorInput], list[str]]:
+    """The images of a batch, and what is the matter with those that cannot be read.
+
+    An unreadable one is replaced by the next in line, so that a batch keeps its size.
+    """
+    inputs, faults = [], []
+    for epoch, position in visits:
+        for offset in range(len(images)):
+            sample = images[(position + offset) % len(images)]
+            try:
+                inputs.append(training_input(sample, sides, seed, epoch, with_masks))
+                break
+            except UnreadableImage as error:
+                faults.append(str(error))
+        else:
+            raise InputError("none of the training images can be read.")
+    return inputs, faults
+
+
+def _target(each: DetectorInput, device: torch.device) -> Target:
+    masks = None if each.masks is None else each.masks.to(device)
+    return Target(each.boxes.to(device), each.classes.to(device), masks)
+
+
+def save(training: DetectorTraining) -> None:
+    """A checkpoint, from which a stopped trial goes on."""
+    tensors = {f"detector.{k}": v for k, v in training.detector.state_dict().items()}
+    momentum = optimizer_tensors(training.optimizer)
+    tensors |= {f"optimizer.{number}": value for number, value in momentum.items()}
+    if is_main():
+        training.folder.save_checkpoint(training.step, tensors, {})
+
+
+def restore(training: DetectorTraining) -> None:
+    """Go on from the newest whole checkpoint, where there is one."""
+    found = training.folder.load_checkpoint()
+    if found is None:
+        return
+    tensors, manifest, broken = found
+    for name in broken:
+        warn(f"{name} does not match its checksum: the checkpoint before it is used.")
+    detector, momentum = (
+        {k.removeprefix(part): v for k, v in tensors.items() if k.startswith(part)}
+        for part in ("detector.", "optimizer.")
+    )
+    training.detector.load_state_dict(detector)
+    restore_optimizer(training.optimizer, momentum)
+    training.step = manifest["step"]
+    if is_main():
+        training.folder.forget_after(training.step)
+    say(f"Going on from step {training.step}.")

@@ -1,0 +1,118 @@
+"""Batch norm of a detector: synchronised over processes, and made precise before the test.
+
+torch's own SyncBatchNorm runs on GPUs alone. Official MoCo's detectors use detectron2's "naive"
+one, in which every process counts the same; this is that, and runs anywhere.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hardmix.runtime.distributed import world_size
+
+
+class SyncedBatchNorm2d(nn.BatchNorm2d):
+    """Batch norm over the batches of all processes; with one process, exactly BatchNorm2d."""
+
+    def forward(self, maps: Float[Tensor, "n channels y x"]) -> Float[Tensor, "n channels y x"]:
+        """Normalised maps; the running variance is that of the batch, without correction."""
+        if not self.training or world_size() == 1:
+            return super().forward(maps)
+        mean = mean_over_processes(maps.mean(dim=(0, 2, 3)))
+        centred = maps - mean[:, None, None]
+        variance = mean_over_processes(centred.square().mean(dim=(0, 2, 3)))
+        self._remember(mean.detach(), variance.detach())
+        scale = self.weight * torch.rsqrt(variance + self.eps)
+        return centred * scale[:, None, None] + self.bias[:, None, None]
+
+    @torch.no_grad()
+    def _remember(self, mean: Tensor, variance: Tensor) -> None:
+        momentum = 0.1 if self.momentum is None else self.momentum
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        self.running_mean.lerp_(mean, momentum)
+        self.running_var.lerp_(variance, momentum)
+
+
+def synchronised(module: nn.Module) -> nn.Module:
+    """The same module, its batch norms replaced by synchronised ones with the same tensors."""
+    for name, child in module.named_children():
+        if type(child) is nn.BatchNorm2d:
+            synced = SyncedBatchNorm2d(child.num_features, child.eps, child.momentum)
+            synced.load_state_dict(child.state_dict())
+            setattr(module, name, synced.to(child.weight.device))
+        else:
+            synchronised(child)
+    return module
+
+
+class _MeanOverProcesses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:  # noqa: ARG004
+        return _mean(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # noqa: ARG004
+        # The loss is the mean of the processes' losses: what each owes to a value is the mean too.
+        return _mean(gradients[0])
+
+
+def _mean(value: Tensor) -> Tensor:
+    total = value.detach().clone(memory_format=torch.contiguous_format)
+    torch.distributed.all_reduce(total)
+    return total / world_size()
+
+
+def mean_over_processes(value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The processes' mean of a tensor, through which gradients pass; itself on one process."""
+    if world_size() == 1:
+        return value
+    mean: Tensor = _MeanOverProcesses.apply(value)
+    return mean
+
+
+class _Sums:
+    """Number, sum and sum of squares of all that passes a batch norm, by channel."""
+
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        self.norm = norm
+        self.values = torch.zeros(3, norm.num_features, dtype=torch.float64)
+        self._hook = norm.register_forward_pre_hook(self._add)
+
+    def _add(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        maps = inputs[0].detach().double()
+        count = torch.full_like(maps[0, :, 0, 0], maps.numel() / maps.shape[1])
+        sums = [count, maps.sum(dim=(0, 2, 3)), maps.square().sum(dim=(0, 2, 3))]
+        self.values = self.values.to(maps.device) + torch.stack(sums)
+
+    def write(self) -> None:
+        """Mean and variance of the whole, of all processes, become the norm's own."""
+        self._hook.remove()
+        if world_size() > 1:
+            torch.distributed.all_reduce(self.values)
+        count, total, squares = self.values
+        mean = total / count
+        assert self.norm.running_mean is not None
+        assert self.norm.running_var is not None
+        self.norm.running_mean.copy_(mean)
+        self.norm.running_var.copy_(squares / count - mean.square())
+
+
+@torch.no_grad()
+def make_precise(detector: nn.Module, batches: Iterable[Any]) -> None:
+    """Statistics of these training batches taken together replace the running ones.
+
+    What passes the norms in training mode counts, each batch by its size (as fvcore's precise BN
+    does); the processes' batches are one set, so that all of them agree.
+    """
+    norms = [layer for layer in detector.modules() if isinstance(layer, nn.BatchNorm2d)]
+    detector.train()
+    all_sums = [_Sums(norm) for norm in norms]
+    for images, targets in batches:
+        detector(images, targets)
+    for sums in all_sums:
+        sums.write()

@@ -1,0 +1,88 @@
+"""What a detector finds in the test images, and its AP by the rules of the task."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed
+
+from hardmix.data.workers import WorkerPool
+from hardmix.evaluation.detection.boxes import Size
+from hardmix.evaluation.detection.c4 import C4Detector
+from hardmix.evaluation.detection.coco_data import annotation_file
+from hardmix.evaluation.detection.coco_eval import coco_ap
+from hardmix.evaluation.detection.detections import paste, resized
+from hardmix.evaluation.detection.samples import (
+    DetectionImage,
+    DetectionSet,
+    FoundObjects,
+    found_objects,
+)
+from hardmix.evaluation.detection.transforms import DetectorInput, plain_input
+from hardmix.evaluation.detection.voc_eval import voc_ap
+from hardmix.runtime.console import progress
+from hardmix.runtime.distributed import rank, world_size
+from hardmix.settings.detection_options import DetectionTask
+
+Scores = dict[str, dict[str, float | None]]
+"""Metric by its full name -> ap, ap50, ap75 and more, as shares of 1; None where undefined."""
+
+
+def find_objects(
+    detector: C4Detector,
+    images: Sequence[DetectionImage],
+    side: int,
+    workers: int,
+    device: torch.device,
+) -> list[FoundObjects]:
+    """What the detector finds in each image, in its order; the processes share the images."""
+    detector.eval()
+    mine = list(images)[rank() :: world_size()]
+    pool = WorkerPool(partial(plain_input, side=side), workers, device)
+    found = []
+    with progress("detecting", len(mine)) as meter:
+        for number, each in enumerate(pool.run(mine), start=1):
+            found.append(find_in(detector, each, device))
+            meter.advance(number)
+    pool.close()
+    if world_size() == 1:
+        return found
+    everyone: list[list[FoundObjects]] = [[] for _ in range(world_size())]
+    torch.distributed.all_gather_object(everyone, found)
+    return [
+        everyone[number % world_size()][number // world_size()] for number in range(len(images))
+    ]
+
+
+def find_in(detector: C4Detector, each: DetectorInput, device: torch.device) -> FoundObjects:
+    """One image's objects, in the pixels of its file."""
+    seen = Size(*each.image.shape[1:])
+    original = Size(each.sample.height, each.sample.width)
+    found = resized(detector.detect([each.image.to(device)])[0], seen, original)
+    masks = None if found.masks is None else paste(found, original)
+    return found_objects(found.boxes, found.scores, found.classes, masks)
+
+
+def score(
+    task: DetectionTask, test: DetectionSet, found: Sequence[FoundObjects], root: Path
+) -> Scores:
+    """AP by the rules of VOC, or of COCO, each under its own name."""
+    if task == "voc":
+        number = len(test.classes)
+        aps = [
+            voc_ap(test.images, found, number),
+            voc_ap(test.images, found, number, "VOC12 area"),
+        ]
+        return {each.metric: {"ap": each.ap, "ap50": each.ap50, "ap75": each.ap75} for each in aps}
+    by_id = {int(image.id): each for image, each in zip(test.images, found, strict=True)}
+    file = annotation_file(root, "val")
+    scores: Scores = {}
+    for kind in ("box", "mask"):
+        ap = coco_ap(file, by_id, kind)
+        values = {name: value for name, value in vars(ap).items() if name != "kind"}
+        scores[f"COCO {kind}"] = {
+            name: None if math.isnan(value) else value for name, value in values.items()
+        }
+    return scores

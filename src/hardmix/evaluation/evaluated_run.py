@@ -1,0 +1,110 @@
+"""A run under evaluation: its encoder, and labelled images to judge it by."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from hardmix.data.datasets import ImageSet, has_test, open_images
+from hardmix.errors import InputError
+from hardmix.evaluation.features import Features, TrainedEncoder, extract, load_encoder
+from hardmix.models.backbones import build_backbone
+from hardmix.runs.folder import Run
+from hardmix.runtime.console import say
+from hardmix.runtime.device import Compute, choose_compute
+from hardmix.runtime.random_numbers import permutation, seed_of
+from hardmix.settings.config import DataConfig
+
+Baseline = Literal["pixels", "untrained"]
+"""What needs no training: the floor an encoder has to beat."""
+
+HELD_OUT = 0.2
+"""Share of the images that is the test set where the data has none."""
+
+
+class Subject(NamedTuple):
+    """An encoder and the images it is judged by."""
+
+    run: Run
+    """Its folder."""
+    encoder: TrainedEncoder
+    """Frozen, on the device of `compute`."""
+    data: DataConfig
+    """The run's own, or the one that was asked for."""
+    compute: Compute
+    """Where and how to compute."""
+    train: ImageSet
+    """With labels."""
+    test: ImageSet
+    """With labels; a fifth of the images where the data has no test split."""
+    num_classes: int
+    """Of both."""
+
+    def features(self, trunk: nn.Module, images: ImageSet, title: str) -> Features:
+        """Frozen features of the evaluation crops."""
+        return extract(
+            trunk,
+            images,
+            image_size=self.data.image_size,
+            compute=self.compute,
+            workers=self.data.workers,
+            title=title,
+        )
+
+
+def open_subject(path: Path, data: DataConfig | None = None) -> Subject:
+    """The run in this folder on its own data, or on other data; everything checked first."""
+    run = Run.open(path)
+    config = run.config()
+    data = data or config.data
+    encoder = load_encoder(path)
+    if data.channels != encoder.channels:
+        raise InputError(
+            f"data.channels={data.channels}, but {path} was trained on {encoder.channels}: choose"
+            " images with as many."
+        )
+    train = open_images(data, "train", config.train.seed).labelled()
+    if has_test(data):
+        test = open_images(data, "test", config.train.seed).labelled()
+    else:
+        train, test = hold_out(train, config.train.seed)
+        say(f"No test split: {len(test)} of the images, drawn by the seed, are held out for it.")
+    num_classes = _num_classes(train, test)
+    compute = choose_compute(config.train.device, config.train.precision)
+    encoder.to(compute.device).to(memory_format=torch.channels_last)
+    return Subject(run, encoder, data, compute, train, test, num_classes)
+
+
+def hold_out(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet]:
+    """Training and test images, where only training images exist."""
+    order = permutation(seed_of("held out", seed), 0, len(images))
+    number = max(1, int(HELD_OUT * len(images)))
+    return images.select(order[number:].sort().values), images.select(order[:number].sort().values)
+
+
+def baseline_trunk(subject: Subject, baseline: Baseline) -> nn.Module:
+    """Raw pixels, or the same network with random weights."""
+    if baseline == "pixels":
+        return nn.Flatten()
+    torch.manual_seed(seed_of("weights", subject.run.config().train.seed))
+    trunk = build_backbone(subject.encoder.backbone, subject.encoder.channels).trunk
+    return trunk.to(subject.compute.device).to(memory_format=torch.channels_last)
+
+
+def _num_classes(train: ImageSet, test: ImageSet) -> int:
+    classes, others = train.classes or (), test.classes or ()
+    if classes != others:
+        raise InputError(
+            f"{train.name} has {len(classes)} classes and {test.name} {len(others)}: training and"
+            " test images must have the same."
+        )
+    if len(classes) < 2:
+        raise InputError(f"{train.name} has {len(classes)} class: an accuracy needs two or more.")
+    return len(classes)
+
+
+def single_view(data: DataConfig, min_scale: float) -> DataConfig:
+    """Random crop and flip, nothing else: how a classifier's training images are made."""
+    return replace(data, augmentation="plain", min_scale=min_scale)

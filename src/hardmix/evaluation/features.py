@@ -1,0 +1,162 @@
+"""Encoders from files, and images to features: the frozen trunk, every image once."""
+
+import math
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from PIL import Image
+from torch import Tensor, nn
+
+from hardmix.data.augment import channel_statistics, evaluation_crop
+from hardmix.data.datasets import ImageSet
+from hardmix.data.image_files import convert_image, read_image
+from hardmix.data.image_ops import normalise
+from hardmix.data.loading import evaluation_batches
+from hardmix.errors import InputError
+from hardmix.models.backbones import build_backbone
+from hardmix.runs.folder import ENCODER_FORMAT, OWN_TRUNK, Run
+from hardmix.runs.weight_files import read_safetensors
+from hardmix.runtime.console import progress
+from hardmix.runtime.device import Compute
+from hardmix.runtime.distributed import gather_uneven, highest, rank, world_size
+
+
+class Features(NamedTuple):
+    """Features of a data set, in its order, on the CPU."""
+
+    features: Float[Tensor, "n dim"]
+    """The trunk's, in float32."""
+    labels: Int[Tensor, " n"]
+    """-1 where unknown."""
+    ids: Int[Tensor, " n"]
+    """Number of each image in the data set; unreadable ones are left out."""
+
+
+class TrainedEncoder(nn.Module):
+    """A trained trunk with the preprocessing it expects: images to features, for anybody's code."""
+
+    def __init__(self, trunk: nn.Module, backbone: str, image_size: int, channels: int) -> None:
+        super().__init__()
+        self.trunk, self.backbone = trunk, backbone
+        self.image_size, self.channels = image_size, channels
+
+    def forward(
+        self, images: Float[Tensor, "batch channels y x"]
+    ) -> Float[Tensor, "batch features"]:
+        """The trunk's features, without the head (Sec. 4.3), of preprocessed images."""
+        features: Tensor = self.trunk(images)
+        return features
+
+    def preprocess(
+        self, image: str | Path | Image.Image | UInt8[Tensor, "channels y x"]
+    ) -> Float[Tensor, "channels size size"]:
+        """The evaluation crop of a file, a Pillow image or a uint8 tensor, normalised."""
+        if isinstance(image, Image.Image):
+            image = convert_image(image, self.channels)
+        elif not isinstance(image, Tensor):
+            image = read_image(image, self.channels)
+        crop = evaluation_crop(image, self.image_size)[None].float().div_(255)
+        return normalise(crop, *channel_statistics(self.channels))[0]
+
+
+def load_encoder(
+    run_or_file: Path | str, *, trunk: nn.Module | None = None, device: str = "cpu"
+) -> TrainedEncoder:
+    """The encoder of a run, or of its encoder.safetensors, in evaluation mode.
+
+    A run that was trained around a network of your own needs it again, as `trunk`.
+    """
+    file = Path(run_or_file)
+    if file.is_dir():
+        file = Run.open(file).encoder_file
+        if not file.exists():
+            raise InputError(
+                f"{file.parent} has no encoder.safetensors: it is still training, or was stopped;"
+                f" hardmix pretrain --out {file.parent} --resume goes on with it."
+            )
+    facts, weights = _read_encoder(file)
+    channels, image_size = int(facts["channels"]), int(facts["image_size"])
+    if trunk is None:
+        if facts["backbone"] == OWN_TRUNK:
+            raise InputError(f"{file} was trained around a network of your own: pass it as trunk=.")
+        trunk = build_backbone(facts["backbone"], channels).trunk
+    _load_exactly(trunk, weights, file)
+    encoder = TrainedEncoder(trunk, facts["backbone"], image_size, channels)
+    return encoder.eval().to(device)
+
+
+def _read_encoder(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    weights, facts, _ = read_safetensors(file)
+    if facts.get("format") != ENCODER_FORMAT:
+        raise InputError(
+            f"{file} is no encoder of hardmix: hardmix import {file} --out RUN makes a run of"
+            " weights from elsewhere."
+        )
+    return facts, weights
+
+
+def _load_exactly(trunk: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
+    wanted = trunk.state_dict()
+    missing, extra = sorted(wanted.keys() - weights), sorted(weights.keys() - wanted)
+    other = [name for name in wanted.keys() & weights if wanted[name].shape != weights[name].shape]
+    for names, what in [(missing, "misses"), (extra, "has the unknown"), (other, "differs in")]:
+        if names:
+            raise InputError(
+                f"{file} does not fit {type(trunk).__name__}: it {what} {len(names)} of its"
+                f" tensors ({', '.join(names[:3])}): use the file and the network of one run."
+            )
+    trunk.load_state_dict(weights)
+
+
+@torch.no_grad()
+def extract(
+    trunk: nn.Module,
+    images: ImageSet,
+    *,
+    image_size: int,
+    compute: Compute,
+    batch_size: int = 256,
+    workers: int = 0,
+    title: str = "features",
+    between: Callable[[], None] = lambda: None,
+) -> Features:
+    """The trunk's features (no head: Sec. 4.3), in evaluation mode; its mode is restored.
+
+    Of many processes each takes a run of consecutive images, and every one gets all features, each
+    image once. `between` is called before each batch, on all of them as often.
+    """
+    training = trunk.training
+    trunk.eval()
+    first, share, rounds = _share_of(images, batch_size)
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    batches = evaluation_batches(share, image_size, batch_size, compute.device, workers)
+    try:
+        with progress(title, len(share)) as meter:
+            for _ in range(rounds):
+                between()
+                for pictures, labels, ids in islice(batches, 1):  # none where all are unreadable
+                    with compute.autocast():
+                        features = trunk(pictures.to(memory_format=torch.channels_last))
+                    parts.append((features.float().cpu(), labels.cpu(), ids.cpu() + first))
+                    meter.advance(sum(len(part[1]) for part in parts))
+    finally:
+        batches.close()
+        trunk.train(training)
+    width = highest(parts[0][0].shape[1] if parts else 0)
+    number = torch.empty(0, dtype=torch.int64)
+    nothing = (torch.empty(0, width), number, number)
+    columns = (torch.cat(column) for column in zip(*(parts or [nothing]), strict=True))
+    return Features(*(gather_uneven(column) for column in columns))
+
+
+def _share_of(images: ImageSet, batch_size: int) -> tuple[int, ImageSet, int]:
+    """The first image of this process, all of its images, and the batches of the largest share."""
+    number, many = len(images), world_size()
+    first, end = (number * each // many for each in (rank(), rank() + 1))
+    rounds = math.ceil(math.ceil(number / many) / batch_size)
+    share = images if many == 1 else images.select(torch.arange(first, end))
+    return first, share, rounds

@@ -1,0 +1,122 @@
+"""`hardmix finetune RUN --labels 0.1`: all weights trained on a share of the labels.
+
+Not in the paper; the usual semi-supervised evaluation. The subset has the same number of images of
+every class and is chosen by the seed.
+"""
+
+import copy
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from hardmix.data.loading import ViewLoader
+from hardmix.errors import InputError
+from hardmix.evaluation.accuracy import Accuracy, accuracy_of
+from hardmix.evaluation.evaluated_run import Subject, baseline_trunk, open_subject, single_view
+from hardmix.evaluation.probe import new_classifier
+from hardmix.runtime.console import progress, say, table
+from hardmix.runtime.random_numbers import permutation, seed_of
+from hardmix.settings.config import DataConfig, FinetuneConfig
+from hardmix.settings.schedules import cosine
+
+
+def evaluate(
+    path: Path,
+    config: FinetuneConfig,
+    data: DataConfig | None = None,
+    *,
+    untrained: bool = False,
+) -> Accuracy:
+    """Fine-tune the encoder, or with `untrained` the same network from random weights."""
+    started = time.monotonic()
+    subject = open_subject(path, data)
+    assert subject.train.labels is not None
+    chosen = balanced_subset(subject.train.labels, config.labels, subject.num_classes, config.seed)
+    subject = subject._replace(train=subject.train.select(chosen))
+    pretrained: nn.Module = copy.deepcopy(subject.encoder.trunk)
+    start = baseline_trunk(subject, "untrained") if untrained else pretrained
+    model = train(subject, start, config)
+    accuracy = score(subject, model)
+    name = f"finetune-{config.labels:g}" + ("-untrained" if untrained else "")
+    result: dict[str, Any] = {
+        **accuracy._asdict(),
+        "labels": config.labels,
+        "images": len(chosen),
+        "start": "random weights" if untrained else "pre-trained",
+        "settings": dataclasses.asdict(config),
+        "data": subject.train.name,
+        "seconds": time.monotonic() - started,
+    }
+    file = subject.run.write_result(name, result)
+    row = [[result["start"], f"{accuracy.top1:.4f}", f"{accuracy.top5:.4f}"]]
+    table(f"fine-tuned on {len(chosen)} labelled images", ["", "top 1", "top 5"], row)
+    say(f"Wrote {file}")
+    return accuracy
+
+
+def balanced_subset(
+    labels: Int[Tensor, " n"], share: float, num_classes: int, seed: int
+) -> Int[Tensor, " m"]:
+    """A share of the images, as many of every class; all of them where the share is 1."""
+    if share == 1.0:
+        return torch.arange(len(labels))
+    each = max(1, round(share * len(labels) / num_classes))
+    order = permutation(seed_of("labels", seed), 0, len(labels))
+    chosen = []
+    for number in range(num_classes):
+        of_class = order[labels[order] == number]
+        if len(of_class) < each:
+            raise InputError(
+                f"finetune.labels={share} asks for {each} images of every class, and class"
+                f" {number} has {len(of_class)}: lower finetune.labels, or use 1.0 for all."
+            )
+        chosen.append(of_class[:each])
+    return torch.cat(chosen).sort().values
+
+
+def train(subject: Subject, trunk: nn.Module, config: FinetuneConfig) -> nn.Sequential:
+    """SGD with a cosine on trunk and classifier, each with its own learning rate."""
+    device = subject.compute.device
+    classifier = new_classifier(_width(subject, trunk), subject.num_classes, config.seed)
+    model = nn.Sequential(trunk, classifier).to(device).train()
+    rates = [config.lr, config.classifier_lr]
+    groups = [{"params": part.parameters()} for part in model]
+    optimizer = torch.optim.SGD(
+        groups, lr=config.lr, momentum=0.9, weight_decay=config.weight_decay
+    )
+    data = single_view(subject.data, config.min_scale)
+    size = min(config.batch_size, len(subject.train))
+    loader = ViewLoader(subject.train, data, size, config.seed, device, views=1)
+    with progress("fine-tuning", config.epochs * loader.steps_per_epoch) as meter:
+        for epoch in range(config.epochs):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * cosine(epoch, config.epochs)
+            for number, batch in enumerate(loader.epoch(epoch), start=1):
+                with subject.compute.autocast():
+                    logits = model(batch.query.contiguous(memory_format=torch.channels_last))
+                loss = cross_entropy(logits.float(), batch.labels)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                meter.advance(epoch * loader.steps_per_epoch + number, f"epoch {epoch + 1}")
+    loader.close()
+    return model.eval()
+
+
+def score(subject: Subject, model: nn.Module) -> Accuracy:
+    """Accuracy on the test images' centre crops."""
+    test = subject.features(model, subject.test, "test")
+    return accuracy_of(test.features, test.labels)
+
+
+def _width(subject: Subject, trunk: nn.Module) -> int:
+    size = subject.data.image_size
+    images = torch.zeros(2, subject.data.channels, size, size, device=subject.compute.device)
+    with torch.no_grad():
+        return int(trunk.eval()(images).shape[1])

@@ -1,1 +1,0 @@
-"""How good an encoder is: one file per evaluation."""

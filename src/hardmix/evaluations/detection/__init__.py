@@ -1,1 +1,0 @@
-"""Detection and instance segmentation: a pre-trained encoder fine-tuned as a detector."""

@@ -1,0 +1,160 @@
+"""Sec. 4 without vectors: what a plan's points are to their queries, in closed form.
+
+Axes: batch, K (negatives), S (synthetic points), dim. Every embedding has unit length, so the
+similarity of a query and a mixed point follows from similarities that are already there:
+
+    with the query   q.h' = (share + (1 - share) q.n) / |(1 - share) n + share q|
+    with a row       q.h  = ((1 - share) q.n_base + share q.n_partner) / |the sum of both|
+
+The first length follows from q.n too; the second takes one look at the two rows.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+from hardmix.mixing.plans import KEY, NO_POINT, QUERY, MixPlan, join
+
+CHUNK_PAIRS = 2**12
+"""Pairs whose sums are measured at once: 2 MB at 128 dimensions, about what caches hold."""
+
+
+class Points(NamedTuple):
+    """A plan's points as the loss sees them. The first `num_pairs` columns mix two rows."""
+
+    similarity: Float[Tensor, "batch given"]
+    """q.h in the columns of the plan that was given; -inf where no point could be made."""
+    logit: Float[Tensor, "batch S"]
+    """The same after the plan's `scale`, pairs first: what is divided by the temperature."""
+    base: Int[Tensor, "batch S"]
+    """Row of the negatives, row 0 where no point could be made."""
+    partner: Int[Tensor, "batch S"]
+    num_pairs: int
+    from_base: Float[Tensor, "batch S"]
+    """d logit / d query = from_base * negatives[base] + from_partner * partner."""
+    from_partner: Float[Tensor, "batch S"]
+    weight: Float[Tensor, "batch S"] | None
+
+
+def evaluate_plan(
+    plan: MixPlan,
+    key: Float[Tensor, "batch dim"],
+    negatives: Float[Tensor, "K dim"],
+    real: Float[Tensor, "batch K"],
+    positive: Float[Tensor, " batch"],
+    through_query: bool = False,
+) -> Points:
+    """Sec. 4: the similarities of a plan's points and their query, and how they depend on it.
+
+    `real` is q.n, `positive` q.k. `through_query` counts the query inside h' as a variable too.
+    """
+    given = plan.base.shape[1]
+    plan, num_pairs = _pairs_first(plan)
+    base, share = plan.base.clamp(min=0), plan.share.to(real.dtype)
+    rows, rest = slice(num_pairs), slice(num_pairs, None)
+    pairs = _mixed_pairs(base[:, rows], plan.partner[:, rows], share[:, rows], negatives, real)
+    others = _mixed_with_one(
+        base[:, rest],
+        plan.partner[:, rest],
+        share[:, rest],
+        key,
+        negatives,
+        real,
+        positive,
+        through_query,
+    )
+    similarity, from_base, from_partner = (
+        torch.cat(parts, dim=1) for parts in zip(pairs, others, strict=True)
+    )
+    no_point = plan.base == NO_POINT
+    logit = similarity = similarity.masked_fill_(no_point, -torch.inf)
+    if plan.scale is not None:
+        logit = (similarity * plan.scale).masked_fill_(no_point, -torch.inf)
+        from_base, from_partner = from_base * plan.scale, from_partner * plan.scale
+    if similarity.shape[1] > given:
+        similarity = torch.maximum(similarity[:, :given], similarity[:, given:])
+    return Points(
+        similarity, logit, base, plan.partner, num_pairs, from_base, from_partner, plan.weight
+    )
+
+
+def _mixed_pairs(
+    base: Tensor, partner: Tensor, share: Tensor, negatives: Tensor, real: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Eq. 3: similarity, from_base and from_partner of points that mix two rows."""
+    length = _pair_lengths(base, partner, share, negatives)
+    from_base, from_partner = (1 - share).div_(length), share / length
+    similarity = from_base * real.gather(1, base)
+    similarity.addcmul_(from_partner, real.gather(1, partner))
+    return similarity.clamp_(-1.0, 1.0), from_base, from_partner
+
+
+def _mixed_with_one(
+    base: Tensor,
+    partner: Tensor,
+    share: Tensor,
+    key: Tensor,
+    negatives: Tensor,
+    real: Tensor,
+    positive: Tensor,
+    through_query: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sec. 4.2 and App. B.2: the same of points mixed with the query, or with its key."""
+    rest = 1 - share
+    to_base = real.gather(1, base)
+    to_partner, between = torch.ones_like(to_base), to_base
+    with_key = partner == KEY
+    if bool(with_key.any()):
+        to_partner = torch.where(with_key, positive.unsqueeze(1), to_partner)
+        between = torch.where(with_key, (key @ negatives.T).gather(1, base), between)
+    squared = share.square() + rest.square() + 2 * share * rest * between
+    length = squared.clamp_(min=torch.finfo(real.dtype).eps).sqrt_()
+    from_base, from_partner = rest / length, share / length
+    similarity = (from_base * to_base + from_partner * to_partner).clamp_(-1.0, 1.0)
+    if through_query:
+        # d similarity / d (q.n), over its value with h' constant: in [0.5, 1] where q.n >= 0.
+        turn = rest * (rest + share * to_base) / length.square()
+        from_base = torch.where(with_key, from_base, from_base * turn)
+        from_partner = torch.where(with_key, from_partner, 0.0)
+    return similarity, from_base, from_partner
+
+
+def _pair_lengths(base: Tensor, partner: Tensor, share: Tensor, negatives: Tensor) -> Tensor:
+    """|(1 - share) n_base + share n_partner| of Eq. 3, a cache-sized part at a time.
+
+    Opposite parents cancel out: a floor keeps their point and its gradient finite.
+    """
+    length = torch.empty_like(share).view(-1)
+    rows = torch.stack([base, partner], dim=-1).view(-1).split(2 * CHUNK_PAIRS)
+    shares = torch.stack([1 - share, share], dim=-1).view(-1).split(2 * CHUNK_PAIRS)
+    first = torch.arange(0, 2 * CHUNK_PAIRS, 2, device=base.device)
+    for some, parents, weights in zip(length.split(CHUNK_PAIRS), rows, shares, strict=True):
+        mixed = embedding_bag(
+            parents, negatives, first[: len(some)], mode="sum", per_sample_weights=weights
+        )
+        torch.linalg.vector_norm(mixed, dim=1, out=some)
+    return length.clamp_(min=torch.finfo(length.dtype).eps ** 0.5).view_as(share)
+
+
+def _pairs_first(plan: MixPlan) -> tuple[MixPlan, int]:
+    """The same points, those that mix two rows in front, and how many columns these are.
+
+    Every strategy puts them there. Of any other plan each column becomes two, one for each kind,
+    with no point where the other kind is meant.
+    """
+    is_pair = plan.partner >= 0
+    per_column = is_pair.sum(dim=0)
+    num_pairs = int((per_column > 0).sum())
+    if bool((per_column[:num_pairs] == len(is_pair)).all()):
+        return plan, num_pairs
+    pairs = plan._replace(
+        base=plan.base.masked_fill(~is_pair, NO_POINT), partner=plan.partner.clamp(min=0)
+    )
+    others = plan._replace(
+        base=plan.base.masked_fill(is_pair, NO_POINT),
+        partner=plan.partner.masked_fill(is_pair, QUERY),
+    )
+    return join(pairs, others), is_pair.shape[1]

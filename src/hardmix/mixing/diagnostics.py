@@ -1,0 +1,118 @@
+"""What Fig. 2 measures: how hard the negatives are, and how many of them are false.
+
+All read a `Contrast` or a plan; nothing is computed twice.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from hardmix.mixing.checks import check_mask, check_similarity, check_temperature, check_top
+from hardmix.mixing.infonce import Contrast
+from hardmix.mixing.plans import NO_POINT, MixPlan, hardest_negatives
+
+TOP = 1024
+"""The highest negatives that Fig. 2a and 2c look at."""
+
+BINS = 80
+"""Of a histogram of similarities, from -1 to 1."""
+
+
+class ProxyAccuracy(NamedTuple):
+    """Sec. 3.2: share of queries whose key is ranked strictly over all negatives."""
+
+    real: Float[Tensor, ""]
+    """Over the real negatives only (Fig. 2b, lines with triangles)."""
+    mixed: Float[Tensor, ""]
+    """Over the synthetic ones too (lines without markers)."""
+
+
+class FalseParents(NamedTuple):
+    """Sec. 4.3: share of synthetic points with false negatives for parents; NaN if no points."""
+
+    pairs_at_least_one: Float[Tensor, ""]
+    """Of the pair points, Fig. 2c's triangles ("at least one of its two components")."""
+    pairs_both: Float[Tensor, ""]
+    """Of the pair points, Fig. 2c's squares."""
+    with_query: Float[Tensor, ""]
+    """Of the points mixed with the query (or key): their one negative is false."""
+
+
+def matching_probability(
+    outcome: Contrast,
+    temperature: float,
+    exclude: Bool[Tensor, "batch K"] | None = None,
+    top: int = TOP,
+) -> Float[Tensor, " top"]:
+    """Fig. 2a: matching probability by rank, mean over the queries.
+
+    The probability of Eq. 2, over the key and the real negatives; of the 1024 highest, as there.
+    """
+    check_temperature(temperature)
+    check_top(top)
+    real = _shown(outcome.real, exclude)
+    log_total = torch.logaddexp(
+        outcome.positive / temperature, torch.logsumexp(real / temperature, dim=1)
+    )
+    highest = real.topk(min(top, real.shape[1]), dim=1).values / temperature
+    return (highest - log_total.unsqueeze(1)).exp().mean(dim=0)
+
+
+def proxy_accuracy(
+    outcome: Contrast, exclude: Bool[Tensor, "batch K"] | None = None
+) -> ProxyAccuracy:
+    """Fig. 2b: accuracy on the proxy task, without and with the synthetic points."""
+    real = outcome.positive > _shown(outcome.real, exclude).amax(dim=1)
+    if outcome.synthetic.shape[1] == 0:
+        return ProxyAccuracy(_share(real), _share(real))
+    return ProxyAccuracy(
+        _share(real), _share(real & (outcome.positive > outcome.synthetic.amax(dim=1)))
+    )
+
+
+def false_negatives_top(
+    similarity: Float[Tensor, "batch K"],
+    false_negative: Bool[Tensor, "batch K"],
+    top: int = TOP,
+) -> Float[Tensor, ""]:
+    """Fig. 2c: share of false negatives among the `top` highest negatives, there 1024.
+
+    `similarity` is that of all negatives, also in an oracle run, where the false ones do not
+    count in the loss (`Contrast.real` is such). `false_negative` is `MemoryQueue.same_class`.
+    """
+    check_similarity(similarity)
+    check_top(top)
+    check_mask(false_negative, len(similarity), similarity.shape[1], "false_negative")
+    highest = hardest_negatives(similarity, min(top, similarity.shape[1]))
+    return _share(false_negative.gather(1, highest.positions))
+
+
+def false_parents(plan: MixPlan, false_negative: Bool[Tensor, "batch K"]) -> FalseParents:
+    """Fig. 2c: share of a plan's points that have one, and two, false negatives for parents."""
+    check_mask(false_negative, len(plan.base), false_negative.shape[-1], "false_negative")
+    made, pair = plan.base != NO_POINT, plan.partner >= 0
+    base = false_negative.gather(1, plan.base.clamp(min=0))
+    partner = false_negative.gather(1, plan.partner.clamp(min=0)) & pair
+    return FalseParents(
+        pairs_at_least_one=_share((base | partner)[made & pair]),
+        pairs_both=_share((base & partner)[made & pair]),
+        with_query=_share(base[made & ~pair]),
+    )
+
+
+def similarity_histogram(similarity: Float[Tensor, "..."]) -> list[int]:
+    """How many similarities are in each of `BINS` equal parts of [-1, 1]; -inf is none."""
+    values = similarity.detach().float().flatten().cpu()
+    values = values[values.isfinite()].clamp(-1, 1)
+    return [int(count) for count in torch.histc(values, bins=BINS, min=-1.0, max=1.0)]
+
+
+def _shown(real: Tensor, exclude: Tensor | None) -> Tensor:
+    check_mask(exclude, len(real), real.shape[1])
+    return real if exclude is None else real.masked_fill(exclude, -torch.inf)
+
+
+def _share(mask: Tensor) -> Tensor:
+    return mask.float().mean()

@@ -1,0 +1,87 @@
+"""How well an embedding space is used (App. A): alignment and uniformity on the unit sphere.
+
+Wang and Isola's definitions and signs: both are losses, lower is better. (The paper prints
+alignment with a stray minus, and plots the negatives of both.) Features are normalised here.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from hardmix.errors import InputError
+from hardmix.mixing.checks import check_finite, check_labels
+
+CHUNK = 4096
+"""Features compared at once: two chunks of 2048 dimensions and their products are 0.13 GB."""
+
+
+def alignment(features: Float[Tensor, "n dim"], labels: Int[Tensor, " n"]) -> float:
+    """App. A, L_align: mean squared distance of two different images of one class (alpha = 2).
+
+    Over all ordered pairs of one class, pooled over the classes. On the unit sphere the sum over a
+    class of n images with mean m is 2 n^2 (1 - |m|^2): no pair needs to be visited. Images with a
+    negative label have no class and are left out.
+    """
+    _check(features, labels)
+    kept = labels >= 0
+    classes, members = labels[kept].unique(return_inverse=True)
+    count = members.bincount(minlength=len(classes)).double()
+    if not bool((count > 1).any()):
+        raise InputError("labels name no class with two images or more: alignment compares those.")
+    total = torch.zeros(
+        len(classes), features.shape[1], dtype=torch.float64, device=features.device
+    )
+    where = torch.full((len(labels),), -1, device=labels.device)
+    where[kept] = members
+    for some, of_class in zip(features.split(CHUNK), where.split(CHUNK), strict=True):
+        total.index_add_(0, of_class[of_class >= 0], _unit(some[of_class >= 0]).double())
+    distances = 2 * (count.square() - total.square().sum(dim=1))
+    return float(distances.sum() / (count * (count - 1)).sum())
+
+
+def uniformity(features: Float[Tensor, "n dim"], t: float = 2.0) -> float:
+    """App. A, L_uniform: log of the mean Gaussian potential exp(-t |x - y|^2) of two images.
+
+    Over all pairs of different images, a chunk at a time; exact.
+    """
+    _check(features)
+    if not (math.isfinite(t) and t > 0):
+        raise InputError(f"t={t} must be a finite number above 0: the paper uses 2.")
+    number, total = len(features), 0.0
+    if number < 2:
+        raise InputError(f"features hold {number} image: uniformity compares two or more.")
+    for start in range(0, number, CHUNK):
+        rows = _unit(features[start : start + CHUNK])
+        for other in range(start, number, CHUNK):
+            columns = rows if other == start else _unit(features[other : other + CHUNK])
+            # |x - y|^2 = 2 - 2 x.y
+            potential = (rows @ columns.T).sub_(1).mul_(2 * t).exp_()
+            if other == start:
+                potential = potential.triu_(diagonal=1)
+            total += float(potential.sum(dtype=torch.float64))
+    return math.log(total / (number * (number - 1) / 2))
+
+
+def _unit(features: Tensor) -> Tensor:
+    dtype = torch.promote_types(features.dtype, torch.float32)
+    return normalize(features.detach().to(dtype), dim=1)
+
+
+def _check(features: Tensor, labels: Tensor | None = None) -> None:
+    if features.ndim != 2 or not features.is_floating_point():
+        raise InputError(
+            f"features have shape {tuple(features.shape)} and dtype {features.dtype}: they must be"
+            " a two-dimensional floating-point tensor with one image a row."
+        )
+    if labels is not None:
+        check_labels("labels", labels, len(features), "features")
+    check_finite(features=features)
+    empty = (features == 0).all(dim=1)
+    if bool(empty.any()):
+        raise InputError(
+            f"features[{int(empty.nonzero()[0])}] has length 0: it has no place on the unit sphere;"
+            " leave such images out."
+        )

@@ -1,0 +1,230 @@
+"""Eq. 1 and 2: InfoNCE whose negatives are the queue and the points of a plan.
+
+Axes: batch, K (negatives), S (synthetic points), dim. Every embedding has unit length. Points are
+constants, like every negative in Eq. 2: their probability lands on the rows they were made from,
+and one matmul with the negatives is the whole gradient. Everything is computed in float32 or
+better, also inside autocast.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hardmix.errors import InputError
+from hardmix.mixing.checks import (
+    check_mask,
+    check_plan,
+    check_plan_rows,
+    check_shapes,
+    check_similarity,
+    check_temperature,
+    check_unit_length,
+)
+from hardmix.mixing.closed_form import Points, evaluate_plan
+from hardmix.mixing.plans import KEY, MixPlan, row_chunks
+
+
+class Contrast(NamedTuple):
+    """What a batch of queries gave: the loss, and the similarities behind it."""
+
+    loss: Float[Tensor, ""]
+    """Mean over the batch; differentiable."""
+    per_query: Float[Tensor, " batch"]
+    """Eq. 1 for every query; differentiable."""
+    positive: Float[Tensor, " batch"]
+    """q.k, detached, before the temperature; so are the next two."""
+    real: Float[Tensor, "batch K"]
+    """q.n for every negative, the excluded ones too; no columns if it was overwritten."""
+    synthetic: Float[Tensor, "batch S"]
+    """q.h for every point of the plan, before its `scale`; -inf where none could be made."""
+
+
+def contrast(
+    query: Float[Tensor, "batch dim"],
+    key: Float[Tensor, "batch dim"],
+    negatives: Float[Tensor, "K dim"],
+    plan: MixPlan | None = None,
+    *,
+    temperature: float,
+    exclude: Bool[Tensor, "batch K"] | None = None,
+    similarity: Float[Tensor, "batch K"] | None = None,
+    through_query: bool = False,
+    overwrite: bool = False,
+    check: bool = True,
+) -> Contrast:
+    """Eq. 1, with the plan's points as further negatives (Sec. 4); plan=None is plain MoCo.
+
+    `exclude` marks negatives that do not count. `similarity` is query @ negatives.T where the
+    caller has it already (a plan is made from it). Gradients reach query, key and negatives, and
+    pass no synthetic point; `through_query` lets them pass the query inside h' (the paper does
+    not say; its Eq. 2 and every known implementation do not). `overwrite` does the work in the
+    similarities' own memory, where only the loss is wanted: faster, and half the memory.
+    `check=False` skips the look at every vector's length, for callers that normalised them.
+    """
+    _check(query, key, negatives, plan, temperature, exclude, similarity)
+    if check:
+        check_unit_length(query=query, key=key, negatives=negatives)
+        if plan is not None:
+            check_plan_rows(plan, len(negatives))
+    # float64 if any of the vectors has it, else float32.
+    dtype = torch.promote_types(torch.promote_types(query.dtype, negatives.dtype), torch.float32)
+    query, key, negatives = query.to(dtype), key.to(dtype), negatives.to(dtype)
+    with torch.autocast(query.device.type, enabled=False):
+        with torch.no_grad():
+            real = query @ negatives.T if similarity is None else similarity.to(dtype)
+            positive = (query * key).sum(dim=1)
+            points = None
+            if plan is not None and plan.base.shape[1] > 0:
+                points = evaluate_plan(plan, key, negatives, real, positive, through_query)
+        if not torch.is_grad_enabled():
+            query, key, negatives = query.detach(), key.detach(), negatives.detach()
+        per_query = _InfoNCE.apply(
+            query, key, negatives, positive, real, points, temperature, exclude, overwrite
+        )
+    real = real[:, :0] if overwrite else real
+    synthetic = real.new_empty(len(real), 0) if points is None else points.similarity
+    return Contrast(per_query.mean(), per_query, positive, real, synthetic)
+
+
+class _InfoNCE(torch.autograd.Function):
+    """Eq. 1 forward, Eq. 2 backward.
+
+    The gradient is made in the forward pass, out of the same exponentials as the loss: half the
+    work, and no (batch, K) tensor to keep.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        negatives: Tensor,
+        positive: Tensor,
+        real: Tensor,
+        points: Points | None,
+        temperature: float,
+        exclude: Tensor | None,
+        overwrite: bool,
+    ) -> Tensor:
+        needs_query, _, needs_negatives = ctx.needs_input_grad[:3]
+        per_query, to_key = torch.empty_like(positive), torch.empty_like(positive)
+        direction = torch.empty_like(query) if needs_query else None
+        probability = torch.empty_like(real) if needs_negatives else None
+        for rows in [slice(0, len(real))] if overwrite else row_chunks(*real.shape):
+            some = None if points is None else _rows_of(points, rows)
+            hidden = None if exclude is None else exclude[rows]
+            space = real[rows] if overwrite else torch.empty_like(real[rows])
+            terms, extra, ahead = _terms(
+                positive[rows], real[rows], some, temperature, hidden, space
+            )
+            total = terms.sum(dim=1).add_(extra.sum(dim=1))
+            per_query[rows] = (total.log2() + ahead) * math.log(2)
+            to_key[rows] = extra[:, 0] / total - 1
+            if probability is not None:
+                torch.div(terms, total.unsqueeze(1), out=probability[rows])
+            if direction is not None:
+                pull = _pull(terms, extra[:, 1:], some, query[rows], key[rows], negatives)
+                torch.div(pull, total.unsqueeze(1), out=direction[rows])
+            del terms, space  # before the next chunk's are made
+        if direction is not None:
+            direction.addcmul_(to_key.unsqueeze(1), key)
+        ctx.temperature = temperature
+        ctx.save_for_backward(query, direction, to_key, probability)
+        return per_query
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_per_query: Tensor) -> tuple[Tensor | None, ...]:
+        query, direction, to_key, probability = ctx.saved_tensors
+        step = grad_per_query.unsqueeze(1) / ctx.temperature
+        grad_query = step * direction if ctx.needs_input_grad[0] else None
+        grad_key = step * to_key.unsqueeze(1) * query if ctx.needs_input_grad[1] else None
+        grad_negatives = (step * probability).T @ query if ctx.needs_input_grad[2] else None
+        return grad_query, grad_key, grad_negatives, None, None, None, None, None, None
+
+
+def _terms(
+    positive: Tensor,
+    real: Tensor,
+    points: Points | None,
+    temperature: float,
+    exclude: Tensor | None,
+    space: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Eq. 1's denominator over its highest term: the negatives' terms; those of key and points.
+
+    Also log2 of the highest term over the key's. Powers of two: exp2 takes about half the time of
+    exp. The highest logit is taken out first, so that no temperature overflows. The negatives'
+    terms are written to `space`, which may be the similarities themselves.
+    """
+    to_log2 = math.log2(math.e) / temperature
+    extra = positive.unsqueeze(1) * to_log2
+    if points is not None:
+        synthetic = points.logit * to_log2
+        if points.weight is not None:
+            synthetic += points.weight.log2()
+        extra = torch.cat([extra, synthetic], dim=1)
+    if exclude is not None:
+        real = space.copy_(real).masked_fill_(exclude, -torch.inf)
+    highest = torch.maximum(real.amax(dim=1) * to_log2, extra.amax(dim=1))
+    terms = torch.add(-highest.unsqueeze(1), real, alpha=to_log2, out=space).exp2_()
+    ahead = highest - extra[:, 0]
+    return terms, extra.sub_(highest.unsqueeze(1)).exp2_(), ahead
+
+
+def _pull(
+    terms: Tensor,
+    point_terms: Tensor,
+    points: Points | None,
+    query: Tensor,
+    key: Tensor,
+    negatives: Tensor,
+) -> Tensor:
+    """Eq. 2's sum over the negatives, after each point lent its term to its parents.
+
+    Adds the loans to `terms`, which nobody needs after this.
+    """
+    if points is None:
+        return terms @ negatives
+    loan = point_terms * points.from_partner
+    terms.scatter_add_(1, points.base, point_terms * points.from_base)
+    terms.scatter_add_(1, points.partner[:, : points.num_pairs], loan[:, : points.num_pairs])
+    partner, loan = points.partner[:, points.num_pairs :], loan[:, points.num_pairs :]
+    to_key = loan.masked_fill(partner != KEY, 0.0).sum(dim=1, keepdim=True)
+    to_query = loan.sum(dim=1, keepdim=True) - to_key
+    return (terms @ negatives).addcmul_(to_query, query).addcmul_(to_key, key)
+
+
+def _rows_of(points: Points, rows: slice) -> Points:
+    sliced: dict[str, Any] = {
+        name: part[rows] for name, part in points._asdict().items() if isinstance(part, Tensor)
+    }
+    return points._replace(**sliced)
+
+
+def _check(
+    query: Tensor,
+    key: Tensor,
+    negatives: Tensor,
+    plan: MixPlan | None,
+    temperature: float,
+    exclude: Tensor | None,
+    similarity: Tensor | None,
+) -> None:
+    check_temperature(temperature)
+    check_shapes(query, key, negatives)
+    check_mask(exclude, len(query), len(negatives))
+    if plan is not None:
+        check_plan(plan, len(query))
+    if similarity is not None:
+        check_similarity(similarity)
+        expected = (len(query), len(negatives))
+        if tuple(similarity.shape) != expected:
+            raise InputError(
+                f"similarity has shape {tuple(similarity.shape)}: that of query @ negatives.T is"
+                f" {expected}."
+            )

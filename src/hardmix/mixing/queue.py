@@ -1,0 +1,150 @@
+"""The queue Q of Sec. 3.1: the last K keys, with the labels and ids of their images.
+
+Everything is saved in the state_dict: keys, labels, ids, position and fill.
+"""
+
+from collections.abc import Callable
+from typing import get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from hardmix.errors import InputError
+from hardmix.mixing.checks import check_choice, check_labels, unit_vectors
+from hardmix.settings.config import QueueStart
+
+UNKNOWN = -1
+"""The label and id of a slot that was given none; no negative number equals anything."""
+
+
+class MemoryQueue(nn.Module):
+    """Sec. 3.1: a ring of the last `size` keys, each of unit length from the start.
+
+    `start="random"` is official MoCo's: until it is filled, random unit vectors are negatives too
+    (`MochiLoss` never mixes them). With "empty" unfilled slots take no part in the loss either.
+    """
+
+    keys: Float[Tensor, "K dim"]
+    """n: the negatives, in slot order, of unit length."""
+    labels: Int[Tensor, " K"]
+    """Class of each key's image, -1 where unknown."""
+    ids: Int[Tensor, " K"]
+    """Number of each key's image in its data set, -1 where unknown."""
+    position: Int[Tensor, ""]
+    """The slot written next. Stays on the CPU, as `filled`: reading it must not wait for a GPU."""
+    filled: Int[Tensor, ""]
+    """Slots 0 to filled - 1 hold keys."""
+
+    def __init__(
+        self,
+        size: int,
+        dim: int,
+        *,
+        start: QueueStart = "random",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in [("size", size), ("dim", dim)]:
+            if value < 1:
+                raise InputError(
+                    f"{name}={value} is below 1: a queue has one slot and one dimension or more."
+                )
+        check_choice("start", start, get_args(QueueStart))
+        self.start: QueueStart = start
+        self.register_buffer("keys", normalize(torch.randn(size, dim, generator=generator), dim=1))
+        self.register_buffer("labels", torch.full((size,), UNKNOWN))
+        self.register_buffer("ids", torch.full((size,), UNKNOWN))
+        self.register_buffer("position", torch.tensor(0, device="cpu"))
+        self.register_buffer("filled", torch.tensor(0, device="cpu"))
+
+    @classmethod
+    def prefilled(
+        cls,
+        keys: Float[Tensor, "K dim"],
+        labels: Int[Tensor, " K"] | None = None,
+        ids: Int[Tensor, " K"] | None = None,
+    ) -> "MemoryQueue":
+        """A queue that starts full, with these keys."""
+        _check_keys(keys)
+        queue = cls(*keys.shape).to(keys.device)
+        queue.enqueue(keys, labels, ids)
+        return queue
+
+    def __len__(self) -> int:
+        """K, the number of slots."""
+        return len(self.keys)
+
+    @torch.no_grad()
+    def enqueue(
+        self,
+        keys: Float[Tensor, "batch dim"],
+        labels: Int[Tensor, " batch"] | None = None,
+        ids: Int[Tensor, " batch"] | None = None,
+    ) -> None:
+        """Write keys in order over the oldest; of more than K the last K stay.
+
+        Any batch size; keys are normalised. Refuses NaN: one such key would spoil every later loss.
+        """
+        _check_keys(keys, self.keys.shape[1])
+        for name, values in [("labels", labels), ("ids", ids)]:
+            if values is not None:
+                check_labels(name, values, len(keys), "keys")
+        keys = unit_vectors("keys", keys, self.keys.dtype).to(self.keys.device)
+        size, batch = len(self), len(keys)
+        kept = min(batch, size)
+        first = int(self.position) + batch - kept
+        slots = torch.arange(first, first + kept, device=self.keys.device) % size
+        self.keys.index_copy_(0, slots, keys[batch - kept :])
+        for stored, values in [(self.labels, labels), (self.ids, ids)]:
+            if values is None:
+                stored.index_fill_(0, slots, UNKNOWN)
+            else:
+                stored.index_copy_(0, slots, values[batch - kept :].to(stored))
+        self.position.fill_((int(self.position) + batch) % size)
+        self.filled.fill_(min(int(self.filled) + batch, size))
+
+    def unfilled(self) -> Bool[Tensor, " K"] | None:
+        """Slots that hold no key yet; None once every slot does."""
+        if int(self.filled) == len(self):
+            return None
+        return torch.arange(len(self), device=self.keys.device) >= int(self.filled)
+
+    def same_class(self, labels: Int[Tensor, " batch"]) -> Bool[Tensor, "batch K"]:
+        """Sec. 3.3, the class oracle: each query's false negatives, to exclude or to count."""
+        check_labels("labels", labels)
+        return equal_and_known(labels, self.labels)
+
+    def same_image(self, ids: Int[Tensor, " batch"]) -> Bool[Tensor, "batch K"]:
+        """Older keys of the query's own image: in the queue when K exceeds the data set."""
+        check_labels("ids", ids)
+        return equal_and_known(ids, self.ids)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MemoryQueue":
+        position, filled = self.position, self.filled
+        super()._apply(fn, recurse)
+        self.position, self.filled = position, filled
+        return self
+
+    def extra_repr(self) -> str:
+        """What print() shows."""
+        size, dim = self.keys.shape
+        return f"size={size}, dim={dim}, filled={int(self.filled)}, start={self.start!r}"
+
+
+def equal_and_known(
+    values: Int[Tensor, " batch"], stored: Int[Tensor, " K"]
+) -> Bool[Tensor, "batch K"]:
+    """Which of the stored labels or ids are each sample's own; unknown ones equal nothing."""
+    column = values.to(stored).unsqueeze(1)
+    return (column == stored) & (column >= 0)
+
+
+def _check_keys(keys: Tensor, dim: int | None = None) -> None:
+    fits = keys.ndim == 2 and (dim is None or keys.shape[1] == dim)
+    if not fits or not keys.is_floating_point():
+        raise InputError(
+            f"keys have shape {tuple(keys.shape)} and dtype {keys.dtype}: this queue takes"
+            f" (batch, {dim or 'dim'}) floating-point vectors."
+        )

@@ -1,0 +1,272 @@
+"""Other ways to plan synthetic points (App. B.2): one small function each, then the table.
+
+All have the signature of `plan_mochi`, with options of their own after it. The paper found none of
+them better; they are here to be repeated, and as examples of a strategy.
+"""
+
+from functools import partial
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from hardmix.errors import InputError
+from hardmix.mixing.checks import check_choice, check_counts, check_similarity, check_temperature
+from hardmix.mixing.closed_form import evaluate_plan
+from hardmix.mixing.plans import (
+    KEY,
+    NO_POINT,
+    QUERY,
+    Embeddings,
+    HardestNegatives,
+    MixPlan,
+    Strategy,
+    draw,
+    hardest_negatives,
+    join,
+    mix_pairs,
+    mix_with_query,
+    open_interval,
+    plan_mochi,
+)
+from hardmix.settings.config import RealNegatives
+
+
+def plan_ranked_by_key(
+    similarity: Float[Tensor, "batch K"],
+    *,
+    num_hardest: int,
+    num_pairs: int,
+    num_with_query: int,
+    exclude: Bool[Tensor, "batch K"] | None = None,
+    generator: torch.Generator | None = None,
+    embeddings: Embeddings | None = None,
+) -> MixPlan:
+    """App. B.2: the hardest negatives are the key's, not the query's. About 0.2 % lower there."""
+    check_similarity(similarity)
+    _, key, negatives = _need(embeddings, "ranked-by-key")
+    return plan_mochi(
+        (key.detach() @ negatives.detach().T).to(similarity.dtype),
+        num_hardest=num_hardest,
+        num_pairs=num_pairs,
+        num_with_query=num_with_query,
+        exclude=exclude,
+        generator=generator,
+    )
+
+
+def plan_mixed_with_key(
+    similarity: Float[Tensor, "batch K"],
+    *,
+    num_hardest: int,
+    num_pairs: int,
+    num_with_query: int,
+    exclude: Bool[Tensor, "batch K"] | None = None,
+    generator: torch.Generator | None = None,
+    embeddings: Embeddings | None = None,
+) -> MixPlan:
+    """App. B.2: h'' mixes the key, not the query, into a negative. About 0.1-0.2 % lower there."""
+    plan = plan_mochi(
+        similarity,
+        num_hardest=num_hardest,
+        num_pairs=num_pairs,
+        num_with_query=num_with_query,
+        exclude=exclude,
+        generator=generator,
+    )
+    return plan._replace(partner=plan.partner.masked_fill(plan.partner == QUERY, KEY))
+
+
+def plan_beta_weighted(
+    similarity: Float[Tensor, "batch K"],
+    *,
+    num_hardest: int,
+    num_pairs: int,
+    num_with_query: int,
+    exclude: Bool[Tensor, "batch K"] | None = None,
+    generator: torch.Generator | None = None,
+    embeddings: Embeddings | None = None,
+    weighing: Literal["beta", "one-minus-beta", "log-beta"] = "beta",
+) -> MixPlan:
+    """App. B.2: points mixed with the query count by how much of it they hold.
+
+    "beta" is the paper's sentence: the logit times beta. "one-minus-beta" is what its reason ("how
+    negative this point is") would ask for. "log-beta" weighs the point's term in Eq. 1 by beta.
+    """
+    check_choice("weighing", weighing, ("beta", "one-minus-beta", "log-beta"))
+    plan = plan_mochi(
+        similarity,
+        num_hardest=num_hardest,
+        num_pairs=num_pairs,
+        num_with_query=num_with_query,
+        exclude=exclude,
+        generator=generator,
+    )
+    factor = 1 - plan.share if weighing == "one-minus-beta" else plan.share
+    factor = torch.where(plan.partner == QUERY, factor, 1.0)
+    return plan._replace(weight=factor) if weighing == "log-beta" else plan._replace(scale=factor)
+
+
+def plan_softmax_sampled(
+    similarity: Float[Tensor, "batch K"],
+    *,
+    num_hardest: int,
+    num_pairs: int,
+    num_with_query: int,
+    exclude: Bool[Tensor, "batch K"] | None = None,
+    generator: torch.Generator | None = None,
+    embeddings: Embeddings | None = None,
+    sampling_temperature: float = 0.2,
+) -> MixPlan:
+    """App. B.2: parents drawn by softmax(q.n / tau') over the N hardest. 10-30 % lower there.
+
+    The paper names tau' and gives no value; 0.2 is the loss's own temperature.
+    """
+    check_temperature(sampling_temperature, "sampling_temperature")
+    check_counts(num_hardest, num_pairs, num_with_query)
+    hardest = hardest_negatives(similarity, num_hardest, exclude)
+    cumulative = _cumulative_softmax(similarity, hardest, sampling_temperature)
+    dtype, positions, count = similarity.dtype, hardest.positions, hardest.count.unsqueeze(1)
+
+    first, second, alpha = draw(hardest, num_pairs, 3, dtype, generator)
+    i = _invert(cumulative, first, count)
+    j = _invert_without(cumulative, second, i, count)
+    base = positions.gather(1, i).masked_fill(count < 2, NO_POINT)
+    partner = positions.gather(1, j).clamp(min=0)
+    pairs = MixPlan(base, partner, 1 - open_interval(alpha, 1.0))
+
+    which, beta = draw(hardest, num_with_query, 2, dtype, generator)
+    base = positions.gather(1, _invert(cumulative, which, count))
+    return join(pairs, MixPlan(base, torch.full_like(base, QUERY), open_interval(beta, 0.5)))
+
+
+def plan_fixed_percentage(
+    similarity: Float[Tensor, "batch K"],
+    *,
+    num_hardest: int,
+    num_pairs: int,
+    num_with_query: int,
+    exclude: Bool[Tensor, "batch K"] | None = None,
+    generator: torch.Generator | None = None,
+    embeddings: Embeddings | None = None,
+    percentage: float = 50.0,
+) -> MixPlan:
+    """App. B.2: synthesise until X % of the top N logits are synthetic, alternating the two kinds.
+
+    s and s' are the most points of each kind that may be made on the way. `schedules.decreasing`
+    gives a percentage that falls over training, which the paper leaves as future work.
+    """
+    if not 0 <= percentage <= 100:
+        raise InputError(
+            f"percentage={percentage} is not between 0 and 100: it is X % of the top N."
+        )
+    query, key, negatives = _need(embeddings, "fixed-percentage")
+    check_counts(num_hardest, num_pairs, num_with_query)
+    hardest = hardest_negatives(similarity, num_hardest, exclude)
+    plan = join(
+        mix_pairs(hardest, num_pairs, similarity.dtype, generator),
+        mix_with_query(hardest, num_with_query, similarity.dtype, generator),
+    )
+    with torch.no_grad():
+        positive = (query * key).sum(dim=1).to(similarity.dtype)
+        negatives = negatives.to(similarity.dtype)
+        points = evaluate_plan(plan, key, negatives, similarity, positive).similarity
+        real = _values(similarity, hardest)
+    turn = _alternating(num_pairs, num_with_query, similarity.device)
+    target = -(-num_hardest * percentage // 100)
+    # Few enough points: the count of synthetic ones among the top N never falls when one is added.
+    low, high = torch.zeros_like(hardest.count), torch.full_like(hardest.count, len(turn))
+    for _ in range(len(turn).bit_length()):
+        middle = (low + high) // 2
+        shown = points.masked_fill(turn >= middle.unsqueeze(1), -torch.inf)
+        top = torch.cat([real, shown], dim=1).topk(num_hardest, dim=1)
+        synthetic = ((top.indices >= num_hardest) & (top.values > -torch.inf)).sum(dim=1)
+        enough = synthetic >= target
+        low, high = (
+            torch.where(enough, low, middle + 1).minimum(high),
+            torch.where(enough, middle, high),
+        )
+    return plan._replace(base=plan.base.masked_fill(turn >= high.unsqueeze(1), NO_POINT))
+
+
+def dropped_negatives(
+    similarity: Float[Tensor, "batch K"],
+    real_negatives: RealNegatives,
+    num_hardest: int,
+    exclude: Bool[Tensor, "batch K"] | None = None,
+) -> Bool[Tensor, "batch K"] | None:
+    """Real negatives that are mixed but do not count themselves: our reading of "(all queue)".
+
+    Give `contrast` this mask, joined with `exclude`, after planning with `exclude` alone.
+    """
+    check_choice("real_negatives", real_negatives, get_args(RealNegatives))
+    if real_negatives == "keep":
+        return None
+    if real_negatives == "drop_all":
+        return torch.ones_like(similarity, dtype=torch.bool)
+    hardest = hardest_negatives(similarity, num_hardest, exclude)
+    dropped = torch.zeros_like(similarity, dtype=torch.bool)
+    return dropped.scatter_(1, hardest.positions.clamp(min=0), hardest.positions >= 0)
+
+
+def _need(embeddings: Embeddings | None, strategy: str) -> Embeddings:
+    if embeddings is None:
+        raise InputError(
+            f"embeddings=None: the strategy {strategy!r} looks at the vectors themselves; pass"
+            " embeddings=Embeddings(query, key, negatives)."
+        )
+    return embeddings
+
+
+def _values(similarity: Tensor, hardest: HardestNegatives) -> Tensor:
+    """Similarities of the hardest negatives, -inf where there is none."""
+    values = similarity.detach().gather(1, hardest.positions.clamp(min=0))
+    return values.masked_fill(hardest.positions < 0, -torch.inf)
+
+
+def _cumulative_softmax(
+    similarity: Tensor, hardest: HardestNegatives, temperature: float
+) -> Tensor:
+    """Cumulative probabilities over the N hardest, in float64: their differences are needed."""
+    logits = _values(similarity, hardest).double() / temperature
+    return logits.softmax(dim=1).nan_to_num(0.0).cumsum(dim=1)
+
+
+def _invert(cumulative: Tensor, uniform: Tensor, count: Tensor) -> Tensor:
+    """Inverse transform sampling: uniform numbers to columns by their probability."""
+    columns = torch.searchsorted(cumulative, uniform.double().contiguous(), right=True)
+    return torch.minimum(columns, (count - 1).clamp(min=0))
+
+
+def _invert_without(cumulative: Tensor, uniform: Tensor, taken: Tensor, count: Tensor) -> Tensor:
+    """The same among all columns but one: the probability of `taken` is cut out."""
+    upto = cumulative.gather(1, taken)
+    before = torch.where(taken > 0, cumulative.gather(1, (taken - 1).clamp(min=0)), 0.0)
+    point = uniform.double() * (1 - (upto - before)).clamp(min=0)
+    point = torch.where(point >= before, point + (upto - before), point)
+    columns = _invert(cumulative, point, count)
+    # One negative may have all of the probability: any other is as good then.
+    return torch.where(columns == taken, (taken + 1) % count.clamp(min=1), columns)
+
+
+def _alternating(num_pairs: int, num_with_query: int, device: torch.device) -> Tensor:
+    """The turn at which each column is made: pair, query, pair, query, then what is left."""
+    pairs, queries = torch.arange(num_pairs), torch.arange(num_with_query)
+    turn = torch.cat(
+        [pairs + pairs.clamp(max=num_with_query), queries + (queries + 1).clamp(max=num_pairs)]
+    )
+    return turn.to(device)
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "mochi": plan_mochi,
+    "ranked-by-key": plan_ranked_by_key,
+    "mixed-with-key": plan_mixed_with_key,
+    "beta-weighted": plan_beta_weighted,
+    "one-minus-beta-weighted": partial(plan_beta_weighted, weighing="one-minus-beta"),
+    "log-beta-weighted": partial(plan_beta_weighted, weighing="log-beta"),
+    "softmax-sampled": plan_softmax_sampled,
+    "fixed-percentage": plan_fixed_percentage,
+}
+"""The strategies by name, as `MochiLoss(strategy=...)` and `--mix.strategy` take them."""

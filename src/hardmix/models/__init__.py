@@ -1,0 +1,1 @@
+"""Networks: backbones by name, heads, and the pair of encoders."""

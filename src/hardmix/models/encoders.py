@@ -1,0 +1,215 @@
+"""The encoders f of Sec. 3.1: trunk and head; a query encoder, and a key encoder that follows it.
+
+Every embedding that leaves an encoder has unit length, in float32. Batch normalisation must not
+tell a query which key is its own (MoCo, Sec. 3.3, "Shuffling BN"): keys are normalised in groups
+that are drawn anew at every step, over several processes or within one.
+"""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hardmix.errors import InputError
+from hardmix.models.backbones import build_backbone
+from hardmix.runtime.distributed import gather, rank, world_size
+from hardmix.settings.config import Head, ModelConfig
+
+UNSPLIT_WARNING = (
+    "model.key_bn_splits=1 on one process: queries and keys are normalised with the statistics of"
+    " the same images, by which an encoder can find the answer without learning anything (MoCo,"
+    " Sec. 3.3); set model.key_bn_splits to 2 or more."
+)
+"""What a run says once, loudly, where `QueryKeyPair.shares_statistics`."""
+
+Images = Float[Tensor, "batch channels y x"]
+
+HEADS: dict[Head, Callable[[int, int], nn.Module]] = {
+    "linear": nn.Linear,
+    "mlp": lambda width, dim: nn.Sequential(
+        nn.Linear(width, width), nn.ReLU(), nn.Linear(width, dim)
+    ),
+}
+"""From width to dim: MoCo-v1's layer, and MoCo-v2's two with as many hidden units as features."""
+
+
+class Encoder(nn.Module):
+    """f of Sec. 3.1: images to unit vectors, by a trunk and a projection head."""
+
+    def __init__(self, trunk: nn.Module, width: int, *, dim: int = 128, head: Head = "mlp") -> None:
+        super().__init__()
+        self.width = width
+        self.trunk = trunk
+        self.head = HEADS[head](width, dim)
+
+    def forward(self, images: Images) -> Float[Tensor, "batch dim"]:
+        """Embeddings of unit length, in float32 also inside autocast."""
+        return normalize(self.head(self.features(images)).float(), dim=1)
+
+    def features(self, images: Images) -> Float[Tensor, "batch width"]:
+        """What the trunk gives: the representation that is evaluated, without the head."""
+        features: Tensor = self.trunk(images)
+        return features
+
+
+def build_encoder(
+    config: ModelConfig,
+    channels: int = 3,
+    trunk: nn.Module | None = None,
+    image_size: int = 224,
+) -> Encoder:
+    """The encoder of a run, with random weights, or around a `trunk` of the user's own.
+
+    An own trunk gives (batch, width) features; its width is found by a forward pass of two black
+    images of `image_size`, on a copy in evaluation mode.
+    """
+    if trunk is None:
+        trunk, width = build_backbone(config.backbone, channels)
+        if config.backbone.startswith("timm:"):  # some take images of one size only
+            _feature_width(trunk, channels, image_size)
+    else:
+        width = _feature_width(trunk, channels, image_size)
+    return Encoder(trunk, width, dim=config.dim, head=config.head)
+
+
+def _feature_width(trunk: nn.Module, channels: int, image_size: int) -> int:
+    device = next(trunk.parameters(), torch.empty(0)).device
+    images = torch.zeros(2, channels, image_size, image_size, device=device)
+    try:
+        with torch.no_grad():
+            features = copy.deepcopy(trunk).eval()(images)
+    except Exception as error:
+        raise InputError(
+            f"the trunk {type(trunk).__name__} fails on images of shape {tuple(images.shape)}:"
+            f" {error}. Choose another trunk, or the data.image_size and data.channels it takes."
+        ) from error
+    if not isinstance(features, Tensor) or features.shape[:-1] != (2,):
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise InputError(
+            f"the trunk {type(trunk).__name__} turns 2 images into {shape}: it must give"
+            " (2, width); pool and flatten its output, as nn.Sequential(trunk,"
+            " nn.AdaptiveAvgPool2d(1), nn.Flatten()) does."
+        )
+    return features.shape[1]
+
+
+class QueryKeyPair(nn.Module):
+    """Sec. 3.1: the query encoder, and the key encoder that follows it slowly.
+
+    The key encoder starts as a copy, bit for bit. It never receives gradients, and only its
+    parameters follow: the running statistics of its batch normalisation are its own, of the keys
+    that it saw, as in official MoCo. Over several processes the groups of its batch normalisation
+    are spread among them, and each process is at least one.
+    """
+
+    def __init__(self, query: Encoder, momentum: float = 0.999, key_bn_splits: int = 4) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.query = query
+        self.key = copy.deepcopy(query).requires_grad_(False).train()
+        split_batch_norm(self.key, _splits_here(key_bn_splits))
+        self.shares_statistics = (
+            key_bn_splits == 1 and world_size() == 1 and bool(_batch_norms(self.key))
+        )
+        """Whether batch normalisation can give the answer away: see `UNSPLIT_WARNING`."""
+
+    @torch.no_grad()
+    def update_key(self) -> None:
+        """MoCo's Eq. 2: key = m * key + (1 - m) * query, for parameters only.
+
+        Computed as key + (1 - m) * (query - key): where both are equal they stay equal.
+        """
+        torch._foreach_lerp_(
+            list(self.key.parameters()), list(self.query.parameters()), 1 - self.momentum
+        )
+
+
+def _splits_here(splits: int) -> int:
+    """How many of the groups are this process's: groups do not depend on the processes."""
+    if splits > world_size() and splits % world_size():
+        raise InputError(
+            f"model.key_bn_splits={splits} is not a multiple of the {world_size()} processes:"
+            f" every process has as many groups; choose {world_size()} or a multiple."
+        )
+    return -(-splits // world_size())  # rounded up: with more processes than groups, one each
+
+
+def split_batch_norm(module: nn.Module, splits: int) -> nn.Module:
+    """Let every batch norm in `module` normalise each of `splits` groups of the batch alone.
+
+    What `splits` GPUs do in official MoCo, on one; groups are consecutive rows. In training mode
+    only: evaluation and the state_dict stay what they were, so that split and plain modules load
+    each other's state. Running statistics move by the layer's momentum towards the mean over the
+    groups of their statistics; num_batches_tracked counts groups. Changes `module`, returns it;
+    1 undoes it.
+    """
+    if splits < 1:
+        raise InputError(f"splits={splits} is below 1: it counts groups; 1 is the whole batch.")
+    for norm in _batch_norms(module):
+        norm.forward = partial(_normalise_groups, norm, splits)  # type: ignore[method-assign]
+    return module
+
+
+def _batch_norms(module: nn.Module) -> list[_BatchNorm]:
+    return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+
+
+def _normalise_groups(norm: _BatchNorm, splits: int, batch: Tensor) -> Tensor:
+    """The layer's own forward on each group: right for subclasses too, such as timm's.
+
+    A loop, because it is fast: folding groups into channels copies channels-last images twice and
+    takes three times as long. Each group moves the running statistics by a momentum of its own,
+    chosen so that all have the same weight in the end.
+    """
+    forward = type(norm).forward
+    if splits == 1 or not norm.training:
+        return forward(norm, batch)
+    if len(batch) % splits or len(batch) < 2 * splits:
+        raise InputError(
+            f"model.key_bn_splits={splits} cannot split {len(batch)} keys: groups have one size"
+            " and two keys or more; choose a divisor of the batch on this process."
+        )
+    momentum, groups = norm.momentum, []
+    for number, group in enumerate(batch.chunk(splits), start=1):
+        if momentum is not None:
+            norm.momentum = momentum / (splits * (1 - momentum) + number * momentum)
+        groups.append(forward(norm, group))
+    norm.momentum = momentum
+    return torch.cat(groups)
+
+
+@torch.no_grad()
+def encode_keys(
+    key_encoder: nn.Module, images: Images, permutation: Int[Tensor, " all"] | None = None
+) -> Float[Tensor, "batch dim"]:
+    """Keys of `images`, in their order, without gradient: MoCo's shuffled batch normalisation.
+
+    `permutation` orders the batch of all processes and must be the same on each: draw it from a
+    generator seeded by (seed, step). Without it, groups are those of the query's batch.
+    """
+    if permutation is None:
+        keys: Tensor = key_encoder(images)
+        return keys
+    shuffled = shuffle_across(images, permutation)
+    return shuffle_across(key_encoder(shuffled), permutation.argsort())
+
+
+def shuffle_across(
+    rows: Shaped[Tensor, "batch ..."], permutation: Int[Tensor, " all"]
+) -> Shaped[Tensor, "batch ..."]:
+    """Permute the rows of all processes, take this one's part (official `_batch_shuffle_ddp`).
+
+    The inverse, `permutation.argsort()`, brings them back.
+    """
+    batch, first = len(rows), rank() * len(rows)
+    if len(permutation) != batch * world_size():
+        raise InputError(
+            f"permutation has {len(permutation)} entries for {world_size()} x {batch} rows: it must"
+            " order the batch of all processes."
+        )
+    return gather(rows)[permutation[first : first + batch]]

@@ -1,0 +1,1 @@
+"""The paper's printed numbers, and where each stands."""

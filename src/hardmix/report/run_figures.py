@@ -1,0 +1,96 @@
+"""The figures: those that compare runs are drawn here, those of one run are read from its folder.
+
+Every SVG is rewritten from a list of what is allowed. The page has room for so many bytes; what
+does not fit is named with its place.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from hardmix.analysis.analyze import compare
+from hardmix.analysis.figures import svg
+from hardmix.report.figure_files import checked_text, first_seeds_first, read_or_say
+from hardmix.report.grouping import Group
+from hardmix.report.reading import RunFacts, read_json
+from hardmix.report.svg import natural_width, safe_svg
+
+FIGURE_BYTES = 2_500_000
+NUMBER_BYTES = 60_000
+"""Of the numbers beside a figure; longer ones are only in its JSON file."""
+WIDE = 560
+"""A figure wider than this, in points, gets the page's whole width."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture as it stands in the page."""
+
+    title: str
+    caption: str
+    svg: Markup
+    numbers: str
+    wide: bool
+
+
+@dataclass(frozen=True)
+class Part:
+    """Figures under a heading: of all runs, or of one."""
+
+    heading: str
+    figures: list[Figure]
+
+
+def comparison(runs: Sequence[RunFacts], missing: list[str]) -> tuple[list[Part], set[str]]:
+    """The paper's figures of all runs, drawn from metrics and results; and their names."""
+    try:
+        found, sentences = compare([run.run for run in runs])
+    except Exception as error:  # one strange run must not cost the page
+        found, sentences = [], [f"The figures of all runs cannot be drawn: {error!r}."]
+    missing.extend(sentence for sentence in sentences if sentence not in missing)
+    figures = []
+    for index, picture in enumerate(found):
+        try:
+            markup = safe_svg(svg(picture).encode(), f"all{index}-", picture.title)
+        except ValueError as error:
+            missing.append(f"{picture.title}: the figure cannot be shown, {error}.")
+            continue
+        figures.append(_figure(markup, picture.title, picture.caption, picture.numbers))
+    return [Part("", figures)] if figures else [], {picture.name for picture in found}
+
+
+def of_each_run(groups: Sequence[Group], shown: set[str], missing: list[str]) -> list[Part]:
+    """Figures that `hardmix analyze` left in the runs' folders, without those in `shown`."""
+    parts, room = [], FIGURE_BYTES
+    for prefix, (_, run) in enumerate(first_seeds_first(groups)):
+        figures = []
+        for file in sorted(run.run.figures.glob("*.svg")):
+            if file.stem in shown:
+                continue
+            found = read_or_say(lambda: _stored_figure(file, f"run{prefix}-"), run, file, missing)  # noqa: B023
+            if found is not None and len(found.svg) > room:
+                missing.append(f"{run.name}: {file} was left out to keep the page small.")
+            elif found is not None:
+                room -= len(found.svg)
+                figures.append(found)
+        if figures:
+            parts.append(Part(f"{run.name}, {run.label}", figures))
+    return parts
+
+
+def _stored_figure(file: Path, prefix: str) -> Figure:
+    facts = read_json(file.with_suffix(".json"))
+    title = checked_text(facts["title"])
+    markup = safe_svg(file.read_bytes(), f"{prefix}{file.stem}-", title)
+    return _figure(markup, title, checked_text(facts["caption"]), facts["numbers"])
+
+
+def _figure(markup: str, title: str, caption: str, numbers: Any) -> Figure:
+    text = json.dumps(numbers)
+    wide = natural_width(markup) > WIDE
+    # Safe as markup: safe_svg wrote every part of it from its lists, escaped.
+    return Figure(title, caption, Markup(markup), text if len(text) <= NUMBER_BYTES else "", wide)

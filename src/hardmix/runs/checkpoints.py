@@ -1,0 +1,171 @@
+"""Checkpoints: everything a run needs to go on, whole or not there.
+
+A checkpoint is a safetensors file and a JSON manifest with its sha256, written in that order, each
+to a temporary file that is synced and renamed. The two newest are kept, those marked to be kept,
+and the best by k-NN, which best.json names. One that does not match its checksum is passed over.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from hardmix.errors import InputError
+from hardmix.runtime.atomic_files import sync_folder, write_atomically
+from hardmix.runtime.distributed import is_main
+
+FORMAT = 2
+KEPT = 2
+BEST = "best.json"
+
+
+class Checkpoint(NamedTuple):
+    """What was found, and the names of newer ones that are broken."""
+
+    tensors: dict[str, Tensor]
+    manifest: dict[str, Any]
+    broken: list[str]
+
+
+def write_checkpoint(
+    folder: Path, step: int, data: bytes, facts: dict[str, Any], versions: dict[str, str]
+) -> Path:
+    """Write a checkpoint of these bytes (see `pack`), then drop those that need not be kept.
+
+    facts["keep"] protects it for ever, facts["best"] names the step of the best.
+    """
+    folder.mkdir(exist_ok=True)
+    weights = folder / f"step-{step:08d}.safetensors"
+    manifest = {
+        "format": FORMAT,
+        "step": step,
+        "file": weights.name,
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "versions": versions,
+        **facts,
+    }
+    manifest["checksum"] = _checksum(manifest)
+    # The same step may be saved twice, before and after its k-NN: a good file is left alone.
+    if _sha256(weights) != manifest["sha256"]:
+        write_atomically(weights, data)
+    write_atomically(weights.with_suffix(".json"), json.dumps(manifest, indent=2).encode())
+    best = facts.get("best")
+    if best is not None and _read(folder / BEST) != best:
+        write_atomically(folder / BEST, json.dumps(best, indent=2).encode())
+    _rotate(folder)
+    return weights
+
+
+def pack(tensors: dict[str, Tensor]) -> bytes:
+    """The bytes of a safetensors file."""
+    return save({name: tensor.detach().contiguous() for name, tensor in tensors.items()})
+
+
+def load_newest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole; None where there is none at all.
+
+    Broken ones that are newer get another name, so that they are never counted again.
+    """
+    broken: list[str] = []
+    for file in sorted(folder.glob("step-*.json"), reverse=True):
+        manifest = _read(file) or {}
+        _check_format(file, manifest)
+        tensors = _tensors(folder, manifest)
+        if tensors is not None:
+            for name in broken if is_main() else []:
+                (folder / name).replace(folder / f"{name}.broken")
+            return Checkpoint(tensors, manifest, broken)
+        broken.append(file.name)
+    if broken:
+        raise InputError(
+            f"{folder} holds no whole checkpoint: {', '.join(broken)} do not match their checksums;"
+            " start again in another folder."
+        )
+    return None
+
+
+def _rotate(folder: Path) -> None:
+    files = sorted(folder.glob("step-*.json"))
+    best = (_read(folder / BEST) or {}).get("checkpoint")
+    for old in files[:-KEPT]:
+        if old.stem == best or (_read(old) or {}).get("keep"):
+            continue
+        old.unlink()
+        old.with_suffix(".safetensors").unlink(missing_ok=True)
+    # Of a save that was killed between its two files.
+    named = {file.name.split(".")[0] for file in folder.glob("step-*.json*")}
+    for weights in folder.glob("step-*.safetensors"):
+        if weights.stem not in named:
+            weights.unlink()
+    sync_folder(folder)
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _tensors(folder: Path, manifest: dict[str, Any]) -> dict[str, Tensor] | None:
+    """The tensors, read once and checked; None where they are not what was written."""
+    if manifest.get("checksum") != _checksum(manifest) and manifest.get("format") != 1:
+        return None
+    try:
+        data = (folder / str(manifest["file"])).read_bytes()
+        if hashlib.sha256(data).hexdigest() != manifest.get("sha256"):
+            return None
+        return load(data)
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return None
+
+
+def _checksum(manifest: dict[str, Any]) -> str:
+    """Of the manifest itself: a flipped digit in it is noticed too."""
+    facts = {name: value for name, value in manifest.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _sha256(file: Path) -> str | None:
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else None
+
+
+def _check_format(file: Path, manifest: dict[str, Any]) -> None:
+    found = manifest.get("format", FORMAT)
+    whole = manifest.get("checksum") == _checksum(manifest)
+    if whole and isinstance(found, int) and found > FORMAT:
+        version = (manifest.get("versions") or {}).get("hardmix", "a newer version")
+        raise InputError(
+            f"{file} has format {found}, and this hardmix reads up to {FORMAT}: resume with"
+            f" hardmix {version}, which wrote it."
+        )
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """SGD's momentum buffers by the number of their parameter."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{number}": values["momentum_buffer"]
+        for number, values in state.items()
+        if values.get("momentum_buffer") is not None
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """The inverse of `optimizer_tensors`.
+
+    Buffers get their parameter's memory format: fused SGD pairs them by place in memory.
+    """
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    state = optimizer.state_dict()
+    state["state"] = {
+        int(number): {"momentum_buffer": torch.empty_like(parameters[int(number)]).copy_(value)}
+        for number, value in tensors.items()
+    }
+    optimizer.load_state_dict(state)

@@ -1,0 +1,249 @@
+"""A run is a folder: config.json, metrics.jsonl, hardness.jsonl, checkpoints/, results/, figures/.
+
+The encoder that is kept is encoder.safetensors. status.json says how the run stands, and .lock who
+writes to it. Of many processes only the main one writes.
+"""
+
+import dataclasses
+import json
+import os
+import platform
+import shlex
+import socket
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NoReturn
+
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from hardmix.errors import InputError
+from hardmix.runs.checkpoints import Checkpoint, load_newest, pack, write_checkpoint
+from hardmix.runs.checkpoints import optimizer_tensors as optimizer_tensors
+from hardmix.runs.checkpoints import restore_optimizer as restore_optimizer
+from hardmix.runtime.atomic_files import append_line, room, write_atomically
+from hardmix.runtime.distributed import is_main
+from hardmix.settings.config import PretrainConfig
+from hardmix.settings.saved import MAY_CHANGE as MAY_CHANGE
+from hardmix.settings.saved import check_same_run, read_config, to_json
+
+__all__ = [
+    "ENCODER_FORMAT",
+    "MAY_CHANGE",
+    "OWN_TRUNK",
+    "Run",
+    "check_resumable",
+    "optimizer_tensors",
+    "read_config",
+    "restore_optimizer",
+    "to_json",
+    "versions",
+    "write_atomically",
+]
+
+ENCODER_FORMAT = "hardmix-encoder-1"
+OWN_TRUNK = "own"
+"""The backbone's name in the file of an encoder around a user's network."""
+
+
+class Run:
+    """A run's folder and the files in it.
+
+    `path` is the folder; `config_file`, `metrics_file`, `hardness_file`, `status_file`,
+    `images_file` and `encoder_file` are in it, and `checkpoints`, `results` and `figures`.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.config_file = self.path / "config.json"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.hardness_file = self.path / "hardness.jsonl"
+        self.status_file = self.path / "status.json"
+        self.images_file = self.path / "images.txt.gz"
+        self.checkpoints = self.path / "checkpoints"
+        self.results = self.path / "results"
+        self.figures = self.path / "figures"
+        self.encoder_file = self.path / "encoder.safetensors"
+        self._unwritten: list[tuple[Path, str]] = []
+
+    @classmethod
+    def create(cls, path: Path | str, config: PretrainConfig) -> "Run":
+        """A new run; a folder that already holds one is refused, and nothing in it touched."""
+        run = cls(path)
+        if not is_main():
+            return run
+        if run.config_file.exists():
+            run.refuse_to_start()
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(run.config_file, to_json(config))
+        except OSError as error:
+            raise InputError(f"--out {run.path} cannot be written: {error.strerror}.") from error
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str) -> "Run":
+        """A run that exists."""
+        run = cls(path)
+        if not run.config_file.exists():
+            raise InputError(f"{run.path} is not a run: it has no config.json.")
+        return run
+
+    def refuse_to_start(self) -> NoReturn:
+        """Say that there is a run already."""
+        raise InputError(
+            f"--out {self.path} already holds a run: add --resume to go on with it, or choose"
+            " another folder."
+        )
+
+    def config(self) -> PretrainConfig:
+        """The config it was started with."""
+        return read_config(self.config_file)
+
+    def set_status(self, state: str, **facts: Any) -> None:
+        """status.json: running, done, stopped or failed, and why; torchrun hides exit statuses."""
+        status = {
+            "state": state,
+            **facts,
+            "process": os.getpid(),
+            "host": socket.gethostname(),
+            "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        try:
+            write_atomically(self.status_file, (json.dumps(status, indent=2) + "\n").encode())
+        except OSError:  # a full disk is said where checkpoints are written
+            return
+
+    def log(self, line: Mapping[str, Any]) -> None:
+        """Append one object to metrics.jsonl."""
+        self._append(self.metrics_file, line)
+
+    def log_hardness(self, line: Mapping[str, Any]) -> None:
+        """Append one object to hardness.jsonl: what Fig. 2a shows, at a few epochs."""
+        self._append(self.hardness_file, line)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All lines of metrics.jsonl; a half-written last one is left out."""
+        return _lines(self.metrics_file)
+
+    def hardness(self) -> list[dict[str, Any]]:
+        """All lines of hardness.jsonl."""
+        return _lines(self.hardness_file)
+
+    def log_lengths(self) -> dict[str, int]:
+        """How long the logs are, on disk for certain: a checkpoint remembers it."""
+        lengths = {}
+        for file in (self.metrics_file, self.hardness_file):
+            if file.exists():
+                with file.open("ab") as out:
+                    os.fsync(out.fileno())
+            lengths[file.name] = file.stat().st_size if file.exists() else 0
+        return lengths
+
+    def forget_after(self, step: int, lengths: Mapping[str, int] | None = None) -> None:
+        """Drop what was logged after a checkpoint: a resumed run will log it again."""
+        if not is_main():
+            return
+        for file in (self.metrics_file, self.hardness_file):
+            if not file.exists():
+                continue
+            if lengths is not None and file.name in lengths:
+                write_atomically(file, file.read_bytes()[: lengths[file.name]])
+            else:
+                kept = [json.dumps(line) + "\n" for line in _lines(file) if line["step"] <= step]
+                write_atomically(file, "".join(kept).encode())
+
+    def write_encoder(
+        self, trunk: nn.Module, config: PretrainConfig, backbone: str | None = None
+    ) -> None:
+        """encoder.safetensors: the trunk, with torchvision's names where it is torchvision's."""
+        weights = {k: v.detach().cpu().contiguous() for k, v in trunk.state_dict().items()}
+        facts = {
+            "backbone": backbone or config.model.backbone,
+            "channels": str(config.data.channels),
+            "image_size": str(config.data.image_size),
+            "method": config.method,
+            "format": ENCODER_FORMAT,
+        }
+        data = save(weights, metadata=facts)
+        try:
+            write_atomically(self.encoder_file, data)
+        except OSError as error:
+            raise InputError(
+                f"the encoder could not be written ({error.strerror}):"
+                f" {room(self.encoder_file, len(data))}; make room, then --resume writes it."
+            ) from error
+
+    def write_result(self, name: str, result: Mapping[str, Any]) -> Path:
+        """results/NAME.json: numbers first, then what they depend on."""
+        file = self.results / f"{name}.json"
+        if not is_main():
+            return file
+        self.results.mkdir(exist_ok=True)
+        facts = {
+            "command": shlex.join(["hardmix", *sys.argv[1:]]),
+            "written": datetime.now(UTC).isoformat(timespec="seconds"),
+            "versions": versions(),
+            "run": dataclasses.asdict(self.config()),
+        }
+        write_atomically(file, json.dumps({**result, **facts}, indent=2).encode())
+        return file
+
+    def save_checkpoint(self, step: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> int:
+        """Write a checkpoint, drop old ones (checkpoints.py), and return its size in bytes.
+
+        A disk without room raises OSError, whose `filename` says what was to be written and how
+        much room there is; what was there before is whole.
+        """
+        data = pack(tensors)
+        try:
+            write_checkpoint(self.checkpoints, step, data, facts, versions())
+        except OSError as error:
+            error.filename = room(self.checkpoints / f"step-{step:08d}.safetensors", len(data))
+            raise
+        return len(data)
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole."""
+        return load_newest(self.checkpoints)
+
+    def _append(self, file: Path, line: Mapping[str, Any]) -> None:
+        """Lines that a full disk does not take are kept, and tried again with the next."""
+        self._unwritten.append((file, json.dumps(line)))
+        while self._unwritten:
+            try:
+                append_line(*self._unwritten[0])
+            except OSError:
+                return
+            self._unwritten.pop(0)
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    """A log's objects; what is no object with a step, such as half a line, is left out."""
+    if not file.exists():
+        return []
+    lines = []
+    for text in file.read_text(errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            lines.append(line)
+    return lines
+
+
+def versions() -> dict[str, str]:
+    """What a result depends on."""
+    names = ["hardmix", "torch", "torchvision", "numpy"]
+    return {"python": platform.python_version()} | {name: version(name) for name in names}
+
+
+def check_resumable(path: Path, config: PretrainConfig) -> None:
+    """Refuse to resume with other settings than the run's, and save those that may change."""
+    run = Run.open(path)
+    check_same_run(run.config(), config)
+    write_atomically(run.config_file, to_json(config))

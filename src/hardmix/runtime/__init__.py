@@ -1,0 +1,1 @@
+"""What any program of many processes needs: console, files, devices, signals, random numbers."""

@@ -1,0 +1,228 @@
+"""Be one of many processes: meet, work, leave. A process that is lost is named by those left.
+
+Each rank tells a store that it is there, why it fails, and that it is left when others fail. The
+store is kept by torchrun, or by rank 0.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from hardmix.errors import InputError, UnfinishedError
+from hardmix.runtime.launch import Launch
+
+TIMEOUT = 300.0
+"""Seconds after which a silent process counts as lost, where no setting says otherwise."""
+LAST_WORDS = 3.0
+"""Seconds that those left give each other to say that they are."""
+BROKEN_CONNECTION = ("gloo", "Connection closed", "Connection reset", "Timed out", "NCCL")
+PR_SET_PDEATHSIG = 1
+Result = TypeVar("Result")
+
+
+@contextmanager
+def joined(launch: Launch | None, device: str = "auto", timeout: float = TIMEOUT) -> Iterator[None]:
+    """Be one of many processes within; nothing happens where `launch` is None.
+
+    NCCL between GPUs, each process on that of its local rank; gloo between CPUs. Whoever fails
+    leaves a word for the others. Those who find a connection broken raise `UnfinishedError`, which
+    names the rank that was lost.
+    """
+    if launch is None or torch.distributed.is_initialized():
+        yield
+        return
+    store = _meet(launch, timeout)
+    on_gpus = device != "cpu" and torch.cuda.is_available()
+    if on_gpus:
+        torch.cuda.set_device(_own_gpu(launch, device))
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // launch.local_world_size))
+    _end_with_parent()
+    try:
+        torch.distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpus else "gloo",
+            store=store,
+            rank=launch.rank,
+            world_size=launch.world_size,
+            timeout=timedelta(seconds=timeout),
+        )
+        yield
+        torch.distributed.barrier()  # nobody is gone while others still write
+    except (InputError, UnfinishedError) as error:
+        _leave_word(store, launch, str(error), 2 if isinstance(error, InputError) else 75)
+        raise
+    except RuntimeError as error:
+        if not _is_broken_connection(error):
+            _leave_word(store, launch, f"{type(error).__name__}: {error}", 1)
+            raise
+        raise _lost(store, launch, error, timeout) from error
+    except Exception as error:
+        _leave_word(store, launch, f"{type(error).__name__}: {error}", 1)
+        raise
+    torch.distributed.destroy_process_group()
+
+
+def _own_gpu(launch: Launch, device: str) -> int:
+    """The GPU of this process: that of its local rank, or the only one that SLURM lets it see."""
+    number = torch.cuda.device_count()
+    if device not in ("auto", "cuda") and launch.local_world_size > 1:
+        raise InputError(
+            f"train.device={device} with {launch.local_world_size} processes on this machine: each"
+            " takes a GPU of its own; leave train.device at auto."
+        )
+    if launch.local_rank >= number > 1:
+        raise InputError(
+            f"{launch.local_world_size} processes on a machine with {number} GPUs: start one for"
+            " each GPU (torchrun --nproc-per-node), or use --train.device cpu."
+        )
+    return launch.local_rank if number > 1 else 0
+
+
+def _meet(launch: Launch, timeout: float) -> Any:
+    """A store that all ranks have reached; those that have not are named."""
+    where = f"{launch.host}:{launch.port}"
+
+    def meet() -> tuple[Any, list[int]]:
+        meeting_point = TCPStore(
+            launch.host,
+            launch.port,
+            launch.world_size,
+            is_master=launch.rank == 0 and not launch.agent_store,
+            timeout=timedelta(seconds=timeout),
+            wait_for_workers=False,
+        )
+        # A restart by torchrun must not read what the ranks before it have left.
+        store = PrefixStore(f"hardmix-{launch.restart}", meeting_point)
+        store.set(f"here-{launch.rank}", socket.gethostname())
+        return store, _missing(store, ["here"], list(range(launch.world_size)), timeout)
+
+    nobody: tuple[Any, list[int]] = None, []
+    try:
+        store, missing = _within(timeout + LAST_WORDS, meet, nobody)
+    except RuntimeError:
+        store, missing = nobody
+    if store is None:
+        raise UnfinishedError(
+            f"rank {launch.rank} found nobody at {where} within {timeout:g} s (train.timeout):"
+            " rank 0 has not started, has died or hangs, or MASTER_ADDR and MASTER_PORT are wrong."
+        )
+    if missing:
+        raise UnfinishedError(
+            f"rank {', '.join(map(str, missing))} of {launch.world_size} did not come to {where}"
+            f" within {timeout:g} s (train.timeout): look at its node and its output;"
+            " --resume auto starts or goes on."
+        )
+    return store
+
+
+def _within(seconds: float, function: Callable[[], Result], otherwise: Result) -> Result:
+    """What a function gives, or raises, within so many seconds: a store may wait without end."""
+    results: list[Result] = []
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            results.append(function())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    return results[0] if results else otherwise
+
+
+def _missing(store: Any, words: list[str], ranks: list[int], seconds: float) -> list[int]:
+    """The ranks that have left none of these words in the store after so many seconds."""
+    end = time.monotonic() + seconds
+    missing = ranks
+    while True:
+        missing = [
+            each for each in missing if not any(store.check([f"{word}-{each}"]) for word in words)
+        ]
+        if not missing or time.monotonic() > end:
+            return missing
+        time.sleep(0.02)
+
+
+def _end_with_parent() -> None:
+    """Where torchrun itself is killed, its ranks get a SIGTERM: they save, and end."""
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _is_broken_connection(error: RuntimeError) -> bool:
+    if isinstance(error, torch.distributed.DistError):
+        return True
+    return any(word in str(error) for word in BROKEN_CONNECTION)
+
+
+def _leave_word(store: Any, launch: Launch, text: str, status: int) -> None:
+    """Tell the others why this rank ends; what rank 0 says too is not said again."""
+
+    def leave() -> bool:
+        store.set(f"failed-{launch.rank}", text)
+        said = launch.rank and not _missing(store, ["failed"], [0], 1.0)
+        same = bool(said) and store.get("failed-0").decode() == text
+        _go_last(store, launch, list(range(launch.world_size)))
+        return same
+
+    with suppress(RuntimeError):  # the store is gone with rank 0
+        if _within(3 * LAST_WORDS, leave, False):
+            raise SystemExit(status)
+
+
+def _lost(store: Any, launch: Launch, error: RuntimeError, timeout: float) -> BaseException:
+    """What those left raise: which rank is lost, and why if it has said so."""
+    others = [each for each in range(launch.world_size) if each != launch.rank]
+
+    def ask() -> tuple[list[int], list[str], dict[int, str]]:
+        store.set(f"left-{launch.rank}", "")
+        silent = _missing(store, ["failed", "left"], others, LAST_WORDS)
+        failed = [each for each in others if store.check([f"failed-{each}"])]
+        words = [f"rank {each} stopped: {store.get(f'failed-{each}').decode()}" for each in failed]
+        hosts = {each: store.get(f"here-{each}").decode() for each in silent}
+        _go_last(store, launch, [each for each in others if each not in silent])
+        return silent, words, hosts
+
+    gone: tuple[list[int], list[str], dict[int, str]] = (
+        [0],
+        [],
+        {0: launch.host},
+    )  # with the store that it keeps
+    try:
+        silent, words, hosts = _within(3 * LAST_WORDS, ask, gone)
+    except RuntimeError:
+        silent, words, hosts = gone
+    if launch.rank and 0 not in silent:
+        return SystemExit(75)  # rank 0 says it
+    words += [
+        f"rank {each} on {host} has died or does not answer (train.timeout={timeout:g} s)"
+        for each, host in hosts.items()
+    ]
+    first_line = str(error).strip().split("\n")[0]
+    why = "; ".join(words) or f"the connection between the processes broke ({first_line})"
+    return UnfinishedError(f"{why}. --resume goes on from the last checkpoint.")
+
+
+def _go_last(store: Any, launch: Launch, others: list[int]) -> None:
+    """The rank that keeps the store goes when the others have read it."""
+    store.set(f"gone-{launch.rank}", "")
+    if launch.rank == 0 and not launch.agent_store:
+        _missing(store, ["gone"], others, LAST_WORDS)

@@ -1,0 +1,140 @@
+"""What can be chosen for `hardmix detect`, and the schedules by name. Imports no torch.
+
+The defaults are MoCo's configuration of detectron2, which the paper uses (Sec. 5.2, App. C.2).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hardmix.errors import InputError
+from hardmix.settings.config import check_above, check_between
+
+DetectionTask = Literal["voc", "coco"]
+DetectionSchedule = Literal["24k", "1x", "2x", "short"]
+DetectionStart = Literal["run", "supervised", "random"]
+
+VOC_SIDES = tuple(range(480, 801, 32))
+"""Lengths of the shortest side in training on VOC."""
+
+COCO_SIDES = tuple(range(640, 801, 32))
+"""Lengths of the shortest side in training on COCO."""
+
+TEST_SIDE = 800
+"""Length of the shortest side in every test of the paper."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectionConfig:
+    """Fine-tuning a C4 detector: Faster R-CNN on VOC, Mask R-CNN on COCO."""
+
+    task: DetectionTask
+    """voc: boxes, VOC's layout and AP. coco: boxes and masks, COCO's layout and AP."""
+    schedule: DetectionSchedule
+    """Whose numbers the settings below begin with."""
+    start: DetectionStart = "run"
+    """The run's encoder, or a baseline of the paper: supervised weights, random weights."""
+    iterations: int = 24_000
+    """Steps of SGD."""
+    milestones: tuple[int, ...] = (18_000, 22_000)
+    """Steps at which the learning rate is divided by 10."""
+    warm_up: int = 100
+    """Steps over which the learning rate rises on a line, from a thousandth."""
+    batch_size: int = 16
+    """Images of a step, of all processes together."""
+    lr: float = 0.02
+    """Learning rate after the warm-up."""
+    weight_decay: float = 1e-4
+    """On all weights but those of batch norm."""
+    sides: tuple[int, ...] = VOC_SIDES
+    """Lengths of a training image's shortest side, one of which is drawn."""
+    test_side: int = TEST_SIDE
+    """Length of a test image's shortest side."""
+    regions: int = 512
+    """Regions of a training image that the RoI heads learn from."""
+    proposals: int = 1000
+    """Proposals of a test image that the RoI heads look at."""
+    precise_bn: int = 200
+    """Training batches whose statistics replace the running ones before the final test; 0: none."""
+    trials: int = 3
+    """Detectors trained, each with its own seed; the paper's results are means over 3."""
+    seed: int = 0
+    """Of the first trial."""
+    test_every: int = 0
+    """Steps between tests while training; 0: only at the end."""
+    save_every: int = 1000
+    """Steps between checkpoints."""
+    log_every: int = 20
+    """Steps between lines of metrics.jsonl."""
+    workers: int = 2
+    """Processes that read images."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+
+    def __post_init__(self) -> None:
+        check_above(self, "detect", iterations=0, batch_size=0, lr=0, test_side=15, regions=3)
+        check_above(self, "detect", proposals=0, trials=0, save_every=0, log_every=0)
+        check_above(self, "detect", warm_up=-1, precise_bn=-1, test_every=-1, workers=-1, seed=-1)
+        check_between(self, "detect", 0.0, 1.0, "weight_decay")
+        if not self.sides or min(self.sides) < 16:
+            raise InputError(
+                f"detect.sides={self.sides}: name one length or more, none below the 16 pixels of"
+                " a cell."
+            )
+        if list(self.milestones) != sorted(self.milestones):
+            raise InputError(f"detect.milestones={self.milestones} must rise.")
+
+
+_COCO = DetectionConfig(
+    task="coco",
+    schedule="1x",
+    iterations=90_000,
+    milestones=(60_000, 80_000),
+    warm_up=1000,
+    sides=COCO_SIDES,
+)
+
+_SHORT = DetectionConfig(
+    task="voc",
+    schedule="short",
+    iterations=600,
+    milestones=(450, 550),
+    warm_up=50,
+    batch_size=4,
+    lr=0.02,
+    sides=(256, 288, 320, 352, 384),
+    test_side=320,
+    regions=64,
+    proposals=200,
+    precise_bn=50,
+    save_every=100,
+    test_every=100,
+    trials=1,
+)
+
+SCHEDULES: dict[tuple[DetectionTask, DetectionSchedule], DetectionConfig] = {
+    ("voc", "24k"): DetectionConfig(task="voc", schedule="24k"),
+    ("voc", "short"): _SHORT,
+    ("coco", "1x"): _COCO,
+    ("coco", "2x"): replace(
+        _COCO, schedule="2x", iterations=180_000, milestones=(120_000, 160_000)
+    ),
+    ("coco", "short"): replace(_SHORT, task="coco"),
+}
+"""24k: official MoCo's on VOC. 1x, 2x: detectron2's on COCO. short: ours, for CPUs."""
+
+USUAL: dict[DetectionTask, DetectionSchedule] = {"voc": "24k", "coco": "1x"}
+"""The schedule of a task where none is named."""
+
+
+def schedule_of(task: DetectionTask, schedule: DetectionSchedule | None) -> DetectionConfig:
+    """The settings of a schedule; the usual one of the task where none is named."""
+    name = schedule or USUAL[task]
+    if (task, name) not in SCHEDULES:
+        known = ", ".join(each for kind, each in SCHEDULES if kind == task)
+        raise InputError(f"--schedule {name} is none of --task {task}: choose one of {known}.")
+    return SCHEDULES[task, name]
+
+
+def with_batch(config: DetectionConfig, batch_size: int) -> DetectionConfig:
+    """Another batch, and the learning rate in proportion (official MoCo's advice)."""
+    return replace(config, batch_size=batch_size, lr=config.lr * batch_size / config.batch_size)

@@ -1,0 +1,143 @@
+"""One function per named run: what it is, the paper's place and number, what it costs.
+
+A recipe gives a complete config for a method; every setting can be changed on the command line.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from hardmix.settings.config import (
+    DataConfig,
+    LinearConfig,
+    Method,
+    MixConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    TrainConfig,
+)
+
+
+def imagenet100(method: Method = "mochi", oracle: bool = False) -> PretrainConfig:
+    """ImageNet-100 as in Table 1: ResNet-50, 200 epochs, batch 128, queue of 16384.
+
+    The paper does not name the backbone of these runs; ResNet-50 is official MoCo's.
+    """
+    return _with_method(PretrainConfig(recipe="imagenet100", oracle=oracle), method)
+
+
+def imagenet1k(method: Method = "mochi", oracle: bool = False) -> PretrainConfig:
+    """ImageNet-1k as in Table 2: ResNet-50, 200 epochs, batch 256, queue of 65536."""
+    config = PretrainConfig(
+        recipe="imagenet1k",
+        oracle=oracle,
+        data=DataConfig(name="imagenet", workers=8),
+        mix=MixConfig(num_hardest=512, num_pairs=1024, num_with_query=512, warm_up_epochs=15),
+        train=TrainConfig(batch_size=256, queue_size=65536),
+    )
+    return _with_method(config, method)
+
+
+def cifar10(method: Method = "mochi", oracle: bool = False) -> PretrainConfig:
+    """CIFAR-10 on a laptop's CPU with the `small` backbone.
+
+    Not in the paper. N/K and s/K are near those of its ImageNet-100 runs, and so is the share of
+    epochs without mixing; the key encoder's momentum is lower, as the run is short.
+    """
+    config = PretrainConfig(
+        recipe="cifar10",
+        oracle=oracle,
+        data=DataConfig(name="cifar10", image_size=32, blur=False),
+        model=ModelConfig(backbone="small", key_momentum=0.99),
+        mix=MixConfig(num_hardest=256, num_pairs=256, num_with_query=32, warm_up_epochs=3),
+        optimizer=OptimizerConfig(lr=0.06, weight_decay=5e-4),
+        train=TrainConfig(epochs=60, batch_size=128, queue_size=4096, temperature=0.1, knn_every=5),
+    )
+    return _with_method(config, method)
+
+
+def demo(method: Method = "mochi", oracle: bool = False) -> PretrainConfig:
+    """The embedded shapes on a laptop's CPU, to see it work."""
+    config = PretrainConfig(
+        recipe="demo",
+        oracle=oracle,
+        data=DataConfig(name="shapes", image_size=32, blur=False),
+        model=ModelConfig(backbone="small", key_momentum=0.99),
+        mix=MixConfig(num_hardest=128, num_pairs=128, num_with_query=16, warm_up_epochs=2),
+        optimizer=OptimizerConfig(lr=0.12, weight_decay=5e-4),
+        train=TrainConfig(epochs=16, batch_size=128, queue_size=2048, log_every=20, knn_every=5),
+    )
+    return _with_method(config, method)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A recipe with what `hardmix recipes` says of it."""
+
+    build: Callable[[Method, bool], PretrainConfig]
+    place: str
+    expected: str
+    cost: str
+
+
+RECIPES: dict[str, Entry] = {
+    "imagenet100": Entry(
+        imagenet100,
+        "Table 1, App. C.1",
+        "linear top-1: MoCo 74.0, MoCo-v2 78.0, MoCHi 79.0, oracles 81.8 and 82.5, supervised 86.2",
+        "days on 4 GPUs",
+    ),
+    "imagenet1k": Entry(
+        imagenet1k,
+        "Table 2, App. C.1",
+        "linear top-1: MoCo-v2 67.9, MoCHi 67.6 (its gains are in transfer: VOC AP50 82.5, 82.7)",
+        "6-7 days on 4 V100",
+    ),
+    "cifar10": Entry(
+        cifar10,
+        "ours",
+        "k-NN: raw pixels 41.5, MoCo-v2 61.7, MoCHi 61.2 (one seed, docs/results.md)",
+        "35 minutes on 2 CPU cores",
+    ),
+    "demo": Entry(
+        demo,
+        "ours",
+        "k-NN after 20 epochs: raw pixels 12.7, MoCo-v2 78.1, MoCHi 75.2 (one seed)",
+        "2 minutes on 2 CPU cores",
+    ),
+}
+
+
+LINEAR_PRESETS: dict[str, LinearConfig] = {
+    "imagenet100": LinearConfig(),
+    "imagenet1k": LinearConfig(epochs=100, batch_size=512, lr=30.0, milestones=(60, 80)),
+    "official-moco": LinearConfig(epochs=100, batch_size=256, lr=30.0, milestones=(60, 80)),
+}
+"""Linear evaluation as the paper (App. C.1) and official MoCo run it."""
+
+
+def _with_method(config: PretrainConfig, method: Method) -> PretrainConfig:
+    """The settings that make the method (decisions of official MoCo, v1 and v2)."""
+    if method == "moco-v1":
+        return replace(
+            config,
+            method=method,
+            data=replace(config.data, augmentation="moco-v1"),
+            model=replace(config.model, head="linear"),
+            optimizer=replace(
+                config.optimizer,
+                schedule="step",
+                milestones=(config.train.epochs * 3 // 5, config.train.epochs * 4 // 5),
+            ),
+            train=replace(config.train, temperature=0.07),
+        )
+    if method == "supervised":
+        # The paper does not give its supervised recipe: crop, flip and learning rate are those of
+        # PyTorch's ImageNet example.
+        return replace(
+            config,
+            method=method,
+            data=replace(config.data, augmentation="plain"),
+            optimizer=replace(config.optimizer, lr=0.1 * config.train.batch_size / 256),
+        )
+    return replace(config, method=method)

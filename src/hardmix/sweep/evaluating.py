@@ -1,0 +1,92 @@
+"""The evaluations of a sweep's run, by the name of their result files; what is there stays."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hardmix.analysis.embedding import measure_run
+from hardmix.evaluation import linear, run_knn
+from hardmix.evaluation.detection import detect
+from hardmix.report.reading import read_json
+from hardmix.runs.folder import Run
+from hardmix.settings.config import DataConfig
+from hardmix.settings.detection_options import SCHEDULES, DetectionConfig
+from hardmix.settings.recipes import LINEAR_PRESETS
+from hardmix.sweep.planning import SweepOptions
+
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "linear-cached": {"protocol": "cached features, lbfgs: not the paper's"},
+    "knn": {"k": 200, "temperature": 0.07},
+    "linear": {},
+}
+"""What an accuracy must say of itself to be used, beside its images and its preset: somebody may
+have evaluated the run otherwise by hand."""
+
+
+def is_present(run: Run, name: str) -> bool:
+    """Whether the run has this result, by the protocol of sweeps and on its own images."""
+    try:
+        result = read_json(run.results / f"{name}.json")
+    except (OSError, ValueError):
+        return False
+    if not isinstance(result, dict):
+        return False
+    if name not in PROTOCOLS:
+        return True
+    config = run.config()
+    wanted = dict(PROTOCOLS[name])
+    if name == "linear":
+        wanted["protocol"] = f"preset {config.recipe}"
+    if config.data.name is not None:
+        wanted["data"] = config.data.name
+    return all(result.get(key) == value for key, value in wanted.items())
+
+
+def evaluate(run: Run, name: str, options: SweepOptions) -> None:
+    """Make one result; the images may lie elsewhere than when the run was trained."""
+    data = replace(run.config().data, root=options.data_root)
+    EVALUATIONS[name](run, data, options)
+
+
+def _knn(run: Run, data: DataConfig, _: SweepOptions) -> None:
+    run_knn.evaluate(run.path, data)
+
+
+def _linear_cached(run: Run, data: DataConfig, _: SweepOptions) -> None:
+    linear.evaluate_cached(run.path, data)
+
+
+def _linear(run: Run, data: DataConfig, _: SweepOptions) -> None:
+    recipe = run.config().recipe
+    linear.evaluate(run.path, LINEAR_PRESETS[recipe], data, f"preset {recipe}")
+
+
+def _embedding(run: Run, data: DataConfig, _: SweepOptions) -> None:
+    measure_run(run, data)
+
+
+def _voc(run: Run, _: DataConfig, options: SweepOptions) -> None:
+    _detect(run, SCHEDULES["voc", "24k"], options.voc_root, options)
+
+
+def _coco(run: Run, _: DataConfig, options: SweepOptions) -> None:
+    _detect(run, SCHEDULES["coco", options.coco_schedule], options.coco_root, options)
+
+
+def _detect(run: Run, config: DetectionConfig, root: Path | None, options: SweepOptions) -> None:
+    assert root is not None, "check_roots came before"
+    workers = config.workers if options.workers is None else options.workers
+    config = replace(config, device=options.device, workers=workers)
+    detect.evaluate(run.path, config, root.expanduser())
+
+
+EVALUATIONS: dict[str, Callable[[Run, DataConfig, SweepOptions], None]] = {
+    "knn": _knn,
+    "linear-cached": _linear_cached,
+    "linear": _linear,
+    "embedding": _embedding,
+    "detection-voc-24k": _voc,
+    "detection-coco-1x": _coco,
+    "detection-coco-2x": _coco,
+}

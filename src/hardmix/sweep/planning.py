@@ -1,0 +1,251 @@
+"""What a sweep will do, known before it does anything: its runs, their names, who does which.
+
+DIR/sweep.json                 scale and length: another sweep's folder is refused
+DIR/job.sh                     a SLURM array that shares the sweep
+DIR/configs/NAME.json          the config of every run
+DIR/runs/NAME/                 one run each, named by its settings
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from hardmix.errors import InputError
+from hardmix.settings.config import PretrainConfig
+from hardmix.settings.saved import MUST_MATCH, settings
+from hardmix.sweep.grid_rows import Row
+from hardmix.sweep.grids import grid_named
+from hardmix.sweep.scales import ScaleName, config_at
+
+NAMING = (MUST_MATCH - {"train.seed"}) | {"train.epochs", "train.stop_epoch"}
+"""Settings that make a run's name: all that make it what it is, but the seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """What `hardmix sweep` was asked for; checked before anything is read or written."""
+
+    grid: str
+    out: Path
+    scale: ScaleName = "paper"
+    seeds: int = 3
+    first_seed: int = 0
+    only: tuple[str, ...] = ()
+    index: str | None = None
+    epochs: int | None = None
+    num_images: int | None = None
+    temperature: float | None = None
+    data_root: str | None = None
+    workers: int | None = None
+    device: str = "auto"
+    voc_root: Path | None = None
+    coco_root: Path | None = None
+    coco_schedule: Literal["1x", "2x"] = "1x"
+
+    def __post_init__(self) -> None:
+        reason = grid_named(self.grid).paper_only
+        if reason and self.scale != "paper":
+            raise InputError(f"--scale {self.scale} is none of {self.grid}: {reason}.")
+        if self.seeds < 1 or self.first_seed < 0:
+            raise InputError(
+                f"--seeds {self.seeds} --first-seed {self.first_seed}: one seed or more is needed,"
+                " and the first is 0 or above."
+            )
+        self._check_small_scale()
+        share_of(self.index)
+        selected_rows(self)
+
+    def _check_small_scale(self) -> None:
+        if self.scale == "paper" and (self.epochs or self.num_images or self.temperature):
+            raise InputError(
+                "--epochs, --num-images and --temperature change the paper's settings: use them"
+                " with --scale cifar10 or shapes."
+            )
+        for name, value in {"--epochs": self.epochs, "--num-images": self.num_images}.items():
+            if value is not None and value < 1:
+                raise InputError(f"{name} {value} is below 1.")
+        if self.temperature is not None and not 0 < self.temperature < math.inf:
+            raise InputError(
+                f"--temperature {self.temperature} is no number above 0: the paper has 0.2."
+            )
+
+    @property
+    def every_seed(self) -> range:
+        """Seeds of every row."""
+        return range(self.first_seed, self.first_seed + self.seeds)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: trained, then evaluated."""
+
+    name: str
+    """Its folder's."""
+    config: PretrainConfig
+    evaluations: tuple[str, ...]
+    """Names of result files."""
+    continues: str | None = None
+    """The finished run it goes on from, where it is longer than that one."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a sweep consists of, and the part that this process does."""
+
+    options: SweepOptions
+    rows: tuple[Row, ...]
+    chains: list[list[Job]]
+    """Runs that go on from each other, in their order; most chains are a single run."""
+
+    @property
+    def own(self) -> list[Job]:
+        """What this process does: every N-th chain."""
+        number, parts = share_of(self.options.index)
+        return [job for chain in self.chains[number - 1 :: parts] for job in chain]
+
+    def folder(self, name: str) -> Path:
+        """Of a run."""
+        return self.options.out / "runs" / name
+
+
+def make_plan(options: SweepOptions) -> Plan:
+    """The runs of the chosen rows, seed after seed: every row has a result before a second one."""
+    rows = selected_rows(options)
+    chains = [chain for seed in options.every_seed for chain in _chains(rows, options, seed)]
+    return Plan(options, rows, chains)
+
+
+def selected_rows(options: SweepOptions) -> tuple[Row, ...]:
+    """Rows whose label is, or else holds, one of the texts of --only."""
+    rows = grid_named(options.grid).rows
+    if not options.only:
+        return rows
+    labels = [row.label.casefold() for row in rows]
+    chosen: set[str] = set()
+    for text in (text.casefold() for text in options.only):
+        chosen |= {text} if text in labels else {label for label in labels if text in label}
+    found = tuple(row for row, label in zip(rows, labels, strict=True) if label in chosen)
+    if not found:
+        raise InputError(
+            f"--only {' '.join(options.only)} is part of no label of {options.grid}: they are"
+            f" {'; '.join(row.label for row in rows)}."
+        )
+    return found
+
+
+def share_of(index: str | None) -> tuple[int, int]:
+    """--index I/N as numbers, I from 1; without it, all."""
+    if index is None:
+        return 1, 1
+    number, _, parts = index.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise InputError(f"--index {index} is not I/N with I from 1 to N, such as 2/4.")
+    return int(number), int(parts)
+
+
+def config_of(row: Row, options: SweepOptions, seed: int) -> PretrainConfig:
+    """The complete config of a row's run."""
+    config = config_at(row, options.scale, options.epochs, options.temperature)
+    data = config.data
+    if row.recipe == "imagenet100" and options.scale == "paper":
+        data = replace(data, name="imagenet100")
+    if options.workers is not None:
+        data = replace(data, workers=options.workers)
+    return replace(
+        config,
+        data=replace(data, root=options.data_root, num_images=options.num_images),
+        train=replace(config.train, seed=seed, device=options.device),
+    )
+
+
+def evaluations_of(row: Row, options: SweepOptions) -> tuple[str, ...]:
+    """Result files that a row needs; the proxy task's accuracy is in metrics.jsonl."""
+    linear = "linear" if options.scale == "paper" else "linear-cached"
+    coco = f"detection-coco-{options.coco_schedule}"
+    files = {"linear": linear, "voc": "detection-voc-24k", "coco": coco}
+    return tuple(files.get(name, name) for name in row.evaluations if name != "proxy")
+
+
+def run_name(config: PretrainConfig) -> str:
+    """A readable name, and a hash of every setting that is not the default.
+
+    The same settings give the same name in every grid, and in later versions with more settings.
+    """
+    usual, train, mix = _usual_settings(), config.train, config.mix
+    chosen = {
+        name: value
+        for name, value in settings(config).items()
+        if name in NAMING
+        and value != usual[name]
+        and (config.method == "mochi" or not name.startswith("mix."))
+    }
+    text = json.dumps(chosen, sort_keys=True)
+    words = [config.recipe, config.method]
+    if config.method == "mochi":
+        words.append(f"{mix.num_hardest}-{mix.num_pairs}-{mix.num_with_query}")
+        words += [mix.strategy] if mix.strategy != "mochi" else []
+    words += ["oracle"] if config.oracle else []
+    words += [f"k{train.queue_size}"] if config.method != "supervised" else []
+    words.append(f"e{train.epochs}" if train.stop_epoch is None else f"e{train.stop_epoch}")
+    words.append(hashlib.sha256(text.encode()).hexdigest()[:8])
+    return f"{'-'.join(words)}-seed{train.seed}"
+
+
+@cache
+def _usual_settings() -> dict[str, Any]:
+    return settings(PretrainConfig())
+
+
+def same_run(rows: Sequence[Row], options: SweepOptions) -> list[str]:
+    """Rows that the scale makes equal, in sentences."""
+    by_name: dict[str, list[str]] = {}
+    for row in rows:
+        name = run_name(config_of(row, options, options.first_seed))
+        by_name.setdefault(name, []).append(row.label)
+    return [
+        f"{' and '.join(labels)} have the same settings at this scale: one run serves both."
+        for labels in by_name.values()
+        if len(labels) > 1
+    ]
+
+
+def _chains(rows: Sequence[Row], options: SweepOptions, seed: int) -> list[list[Job]]:
+    """The runs of one seed, each once; those that go on from another stand behind it."""
+    jobs: dict[str, Job] = {}
+
+    def add(row: Row, evaluations: tuple[str, ...]) -> str:
+        config = config_of(row, options, seed)
+        name = run_name(config)
+        start = add(row.start, ()) if row.start is not None else None
+        known = jobs.get(name, Job(name, config, (), start if start != name else None))
+        every = tuple(dict.fromkeys((*known.evaluations, *evaluations)))
+        jobs[name] = replace(known, evaluations=every)
+        return name
+
+    for row in rows:
+        add(row, evaluations_of(row, options))
+    stopped = {
+        replace(job.config, train=replace(job.config.train, stop_epoch=None)): job.name
+        for job in jobs.values()
+        if job.config.train.stop_epoch is not None
+    }
+    chains: dict[str, list[Job]] = {}
+    for job in jobs.values():
+        if job.continues is None and job.config.train.stop_epoch is None:
+            jobs[job.name] = replace(job, continues=stopped.get(job.config))
+    for job in sorted(jobs.values(), key=lambda each: _depth(each, jobs)):
+        chains.setdefault(_first(job, jobs), []).append(job)
+    return list(chains.values())
+
+
+def _first(job: Job, jobs: dict[str, Job]) -> str:
+    return job.name if job.continues is None else _first(jobs[job.continues], jobs)
+
+
+def _depth(job: Job, jobs: dict[str, Job]) -> int:
+    return 0 if job.continues is None else 1 + _depth(jobs[job.continues], jobs)

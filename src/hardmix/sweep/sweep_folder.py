@@ -1,0 +1,135 @@
+"""A sweep's folder: whose it is, what is written before the first run, and the SLURM script."""
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from hardmix.errors import InputError
+from hardmix.runtime.atomic_files import write_atomically
+from hardmix.settings.saved import to_json
+from hardmix.sweep.planning import Plan, SweepOptions, selected_rows
+
+FORMAT = "hardmix-sweep-1"
+
+
+def check_roots(options: SweepOptions) -> None:
+    """Refuse what would fail only after hours: data that is not named, or not there."""
+    wanted: dict[str, tuple[Any, str]] = {}
+    needed = {name for row in selected_rows(options) for name in row.evaluations}
+    if options.scale != "shapes":
+        images = "CIFAR-10" if options.scale == "cifar10" else "ImageNet"
+        wanted["--data.root"] = options.data_root, f"the folder of {images}"
+    elif options.data_root is not None:
+        raise InputError(
+            f"--data.root {options.data_root} with --scale shapes: these images are drawn, and"
+            " need no folder; leave it out, or choose --scale cifar10."
+        )
+    if "voc" in needed:
+        wanted["--voc-root"] = options.voc_root, "the folder of VOC2007 and VOC2012"
+    if "coco" in needed:
+        wanted["--coco-root"] = options.coco_root, "the folder of COCO"
+    for option, (value, what) in wanted.items():
+        if value is None:
+            raise InputError(
+                f"{option} is missing: {options.grid} at --scale {options.scale} needs {what}."
+                " --dry-run shows the plan without it; --scale shapes trains without files."
+            )
+        if not Path(value).expanduser().exists():
+            raise InputError(f"{option} {value} does not exist: name {what}.")
+
+
+def check_folder(options: SweepOptions) -> None:
+    """Refuse the folder of a sweep of another scale or length; nothing is written."""
+    file = options.out / "sweep.json"
+    if options.out.exists() and not options.out.is_dir():
+        raise InputError(f"--out {options.out} is a file: name a folder.")
+    if not file.exists():
+        return
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {error}; choose another --out.") from error
+    for name, value in _identity(options).items():
+        if not isinstance(found, dict) or found.get(name) != value:
+            other = found.get(name) if isinstance(found, dict) else found
+            raise InputError(
+                f"--out {options.out} holds a sweep with {name} {other}, and this one has {value}:"
+                " choose another folder."
+            )
+
+
+def prepare_folder(plan: Plan) -> None:
+    """Write the folder's settings, every run's config, and the job script."""
+    options = plan.options
+    check_folder(options)
+    configs = options.out / "configs"
+    try:
+        configs.mkdir(parents=True, exist_ok=True)
+        write_atomically(
+            options.out / "sweep.json", json.dumps(_identity(options), indent=2).encode()
+        )
+        for job in (job for chain in plan.chains for job in chain):
+            write_atomically(configs / f"{job.name}.json", to_json(job.config))
+        write_atomically(options.out / "job.sh", job_script(plan).encode())
+    except OSError as error:
+        raise InputError(f"--out {options.out} cannot be written: {error.strerror}.") from error
+
+
+def job_script(plan: Plan) -> str:
+    """A SLURM array in which every task does one chain of runs."""
+    parts = len(plan.chains)
+    gpu = "#SBATCH --gpus-per-task=1\n" if plan.options.scale == "paper" else ""
+    command = shlex.join(sweep_command(plan.options))
+    return f"""#!/bin/bash
+# {plan.options.grid}, {parts} parts: sbatch {shlex.quote(str(plan.options.out / "job.sh"))}
+# Time, memory and partition are yours to set. Submitted again, it goes on where it stopped.
+#SBATCH --job-name=hardmix-{plan.options.grid}
+#SBATCH --array=1-{parts}
+#SBATCH --ntasks=1
+#SBATCH --cpus-per-task=8
+{gpu}#SBATCH --time=24:00:00
+#SBATCH --requeue
+#SBATCH --signal=USR1@300
+#SBATCH --open-mode=append
+
+srun {command} --index "$SLURM_ARRAY_TASK_ID/{parts}"
+status=$?
+# 75: stopped by the signal five minutes before the end, and saved.
+if [ $status -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+exit $status
+"""
+
+
+def sweep_command(options: SweepOptions) -> list[str]:
+    """The command line of this sweep, without --index; it works from any folder."""
+    words = ["hardmix", "sweep", options.grid, "--out", os.path.abspath(options.out)]
+    words += ["--scale", options.scale, "--seeds", str(options.seeds)]
+    words += ["--first-seed", str(options.first_seed), "--device", options.device]
+    for option, value in {
+        "--epochs": options.epochs,
+        "--num-images": options.num_images,
+        "--temperature": options.temperature,
+        "--data.workers": options.workers,
+    }.items():
+        words += [] if value is None else [option, str(value)]
+    for option, path in {
+        "--data.root": options.data_root,
+        "--voc-root": options.voc_root,
+        "--coco-root": options.coco_root,
+    }.items():
+        words += [] if path is None else [option, os.path.abspath(Path(path).expanduser())]
+    if options.coco_schedule != "1x":
+        words += ["--coco-schedule", options.coco_schedule]
+    return words + (["--only", *options.only] if options.only else [])
+
+
+def _identity(options: SweepOptions) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "scale": options.scale,
+        "epochs": options.epochs,
+        "num_images": options.num_images,
+        "temperature": options.temperature,
+    }

@@ -1,0 +1,1 @@
+"""The loop: from images to an encoder."""

@@ -1,0 +1,303 @@
+"""The main job: from images to an encoder. Reads top to bottom in the order of events."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hardmix.data.batches import Batch
+from hardmix.data.changed_data import write_list
+from hardmix.data.datasets import ImageSet, has_test, open_images
+from hardmix.data.workers import dead_workers_named
+from hardmix.errors import InputError, UnfinishedError
+from hardmix.evaluation.features import extract
+from hardmix.evaluation.knn import knn_accuracy
+from hardmix.methods.base import NonFiniteError
+from hardmix.methods.moco import Moment
+from hardmix.mixing.plans import Strategy
+from hardmix.runs.folder import OWN_TRUNK, Run, check_resumable
+from hardmix.runtime.atomic_files import locked_folder, remove_leftovers
+from hardmix.runtime.console import Meter, progress, say, warn
+from hardmix.runtime.distributed import broadcast, highest, is_main, mean_over_ranks, rank
+from hardmix.runtime.profile import end_step, profiling, start_steps, timed
+from hardmix.runtime.random_numbers import seed_of
+from hardmix.runtime.signals import listening
+from hardmix.settings.config import PretrainConfig
+from hardmix.settings.schedules import cosine, shown_epochs, step
+from hardmix.training.messages import (
+    describe_start,
+    last_epoch,
+    progress_text,
+    summarize,
+    tell_profile,
+    watch,
+)
+from hardmix.training.nan_guard import check_gradients
+from hardmix.training.setup import prefill, prepare
+from hardmix.training.state import (
+    Training,
+    check_ranks_agree,
+    meet_fault,
+    pause,
+    restore,
+    save_checkpoint,
+)
+
+KNN_IMAGES = 10_000
+"""Images of each split that the k-NN accuracy during training looks at, at most."""
+
+Resume = bool | Literal["auto"]
+"""Whether to go on with a run; "auto" starts one where there is none."""
+
+
+def pretrain(
+    config: PretrainConfig,
+    out: Path | str,
+    *,
+    resume: Resume = False,
+    trunk: nn.Module | None = None,
+    strategy: Strategy | None = None,
+    images: ImageSet | None = None,
+    allow_changed_data: bool = False,
+) -> Run:
+    """Train an encoder and write the run's folder.
+
+    For the library: `trunk` is a network of your own, `strategy` your own way to plan points,
+    `images` a set that your program holds (of the last two the config then says "own";
+    docs/extending.md). With `resume` a stopped run goes on where its last checkpoint is, and a
+    finished one with more epochs (App. C.1: the 800-epoch runs) from its end. SIGTERM, SIGINT and
+    SIGUSR1 save and raise `UnfinishedError`. Within torch.distributed every rank calls this, and
+    rank 0 writes.
+    """
+    if strategy is not None:
+        config = replace(config, mix=replace(config.mix, strategy="own"))
+    if images is not None:
+        config = replace(config, data=replace(config.data, name="own", root=None))
+    run = Run(out)
+    again = goes_on(run, resume)
+    with listening() as stop:
+        training = prepare(config, run, trunk=trunk, strategy=strategy, images=images, stop=stop)
+        profiled = profiling(config.train.profile, training.compute.device)
+        with locked_folder(run.path), told(training), profiled as stopwatch:
+            start(training, resume=again, allow_changed_data=allow_changed_data)
+            train(training)
+            finish(training, None if trunk is None else OWN_TRUNK)
+            tell_profile(run, stopwatch)
+    return run
+
+
+def goes_on(run: Run, resume: Resume) -> bool:
+    """Whether the run is there to go on with; all ranks do what rank 0 finds."""
+    exists = is_main() and run.config_file.exists()
+    if is_main() and exists and not resume:
+        run.refuse_to_start()
+    if is_main() and not exists and resume is True:
+        raise InputError(
+            f"--out {run.path} holds no run to resume (no config.json): start it without --resume,"
+            " or with --resume auto, which starts or goes on."
+        )
+    return bool(highest(int(exists)))
+
+
+@contextmanager
+def told(training: Training) -> Iterator[None]:
+    """status.json says how the run ended, but for a kill -9."""
+    try:
+        yield
+    except UnfinishedError as error:
+        training.run.set_status("stopped", step=training.step, reason=str(error))
+        raise
+    except BaseException as error:
+        why = f"{type(error).__name__}: {error}"
+        training.run.set_status("failed", step=training.step, reason=why)
+        raise
+    finally:
+        training.loader.close()
+    training.run.set_status("done", step=training.step)
+
+
+def start(training: Training, *, resume: bool, allow_changed_data: bool = False) -> None:
+    """Make the folder, or go on from its last checkpoint."""
+    run, config = training.run, training.config
+    try:
+        if is_main() and resume:
+            remove_leftovers(run.path)
+            remove_leftovers(run.checkpoints)
+            check_resumable(run.path, config)
+        elif is_main():
+            Run.create(run.path, config)
+        describe_start(config, training.images, training.compute, run)
+        restored = resume and restore(training, allow_changed_data=allow_changed_data)
+        write_list(run.images_file, training.images)
+        training.board.open(run, training.step)
+    except OSError as error:
+        raise InputError(f"--out {run.path} cannot be written: {error.strerror}.") from error
+    if not restored:
+        prefill(training)
+    run.set_status("running", step=training.step)
+
+
+def train(training: Training) -> None:
+    """Epoch after epoch, from where the run stands."""
+    config, steps = training.config, training.loader.steps_per_epoch
+    epochs = last_epoch(config)
+    with progress(config.method, epochs * steps, training.step) as meter, dead_workers_named():
+        for epoch in range(training.epoch, epochs):
+            pause(training)
+            set_learning_rate(training.optimizer, config, epoch)
+            if training.position < steps:  # else stopped while its accuracy was measured
+                train_epoch(training, epoch, meter)
+                record_hardness(training, epoch)
+            check_ranks_agree(training)
+            every = config.train.knn_every
+            measured = every and ((epoch + 1) % every == 0 or epoch + 1 == epochs)
+            better = bool(measured) and measure_knn(training, epoch)
+            training.epoch, training.position = epoch + 1, 0
+            if better or (epoch + 1) % config.train.save_every == 0 or epoch + 1 == epochs:
+                save_checkpoint(training)
+
+
+def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
+    """One pass over the images, or what is left of it."""
+    config, loader = training.config, training.loader
+    started, images = time.perf_counter(), 0
+    start_steps()
+    for batch in loader.epoch(epoch, training.position):
+        loss = take_step(training, batch, epoch)
+        training.losses += [] if loss is None else [loss]
+        training.step += 1
+        training.position += 1
+        images += config.train.batch_size
+        last = training.position == loader.steps_per_epoch
+        if training.losses and (training.step % config.train.log_every == 0 or last):
+            line = describe_steps(training, epoch)
+            seconds = time.perf_counter() - started
+            training.seconds += seconds
+            line["images_per_second"] = images / seconds
+            log(training, line)
+            watch(line)
+            meter.advance(training.step, progress_text(line, config))
+            started, images = time.perf_counter(), 0
+        if not last:
+            pause(training)
+        end_step()
+
+
+def take_step(training: Training, batch: Batch, epoch: int) -> Tensor | None:
+    """One step; None where it would have spoilt the weights, and nothing was changed."""
+    objective, optimizer = training.objective, training.optimizer
+    seed_own_randomness(training)
+    training.statistics.note()
+    optimizer.zero_grad()
+    try:
+        loss = objective.backward(batch, Moment(training.step, epoch))
+        check_gradients(loss, objective.trained())
+    except NonFiniteError as fault:
+        meet_fault(training, batch, str(fault))
+        return None
+    with timed("optimizer"):
+        optimizer.step()
+    with timed("queue"):
+        objective.remember(batch)
+    training.skipped = 0
+    return loss
+
+
+def seed_own_randomness(training: Training) -> None:
+    """Dropout and the like, in trunks that have them: as all else, a function of (seed, step)."""
+    seed = seed_of("trunk", training.config.train.seed, training.step, rank())
+    torch.default_generator.manual_seed(seed)
+    if training.compute.device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+def describe_steps(training: Training, epoch: int) -> dict[str, Any]:
+    """A line of metrics.jsonl on the steps since the last one: means over all ranks."""
+    # .item() waits for the device: only here.
+    loss = float(torch.stack(training.losses).mean())
+    training.losses = []
+    return {
+        "step": training.step,
+        "epoch": epoch,
+        **mean_over_ranks({"loss": loss}),
+        "lr": training.optimizer.param_groups[0]["lr"],
+        **training.objective.describe(),
+    }
+
+
+def log(training: Training, line: dict[str, Any]) -> None:
+    """One line of metrics.jsonl, and TensorBoard's copy."""
+    training.run.log(line)
+    training.board.show(line)
+
+
+def record_hardness(training: Training, epoch: int) -> None:
+    """Fig. 2a's numbers of an epoch's last step, at a few epochs of the run."""
+    config = training.config
+    if epoch in shown_epochs(config.train.epochs) or epoch + 1 == last_epoch(config):
+        measured = training.objective.hardness()
+        if measured is not None:
+            training.run.log_hardness({"step": training.step, "epoch": epoch, **measured})
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, config: PretrainConfig, epoch: int) -> None:
+    """Once an epoch, as official MoCo."""
+    if config.optimizer.schedule == "cosine":
+        factor = cosine(epoch, config.train.epochs)
+    else:
+        factor = step(epoch, config.optimizer.milestones)
+    for group in optimizer.param_groups:
+        group["lr"] = config.optimizer.lr * factor
+
+
+def measure_knn(training: Training, epoch: int) -> bool:
+    """k-NN accuracy of the trunk's features, where labels exist; whether it is the best so far."""
+    config, images = training.config, training.images
+    if images is None or images.labels is None:
+        return False
+    trunk = training.objective.trunk
+    for buffer in trunk.buffers():  # rank 0's statistics are those that are saved
+        broadcast(buffer)
+    options: dict[str, Any] = {
+        "image_size": config.data.image_size,
+        "compute": training.compute,
+        "workers": config.data.workers,
+        "title": "k-NN features",
+        "between": partial(pause, training),
+    }
+    bank = extract(trunk, images.subset(KNN_IMAGES, config.train.seed), **options)
+    asked = bank
+    if has_test(config.data):
+        test = open_images(config.data, "test", config.train.seed).subset(KNN_IMAGES, 0)
+        asked = extract(trunk, test, **options)
+    accuracy = knn_accuracy(
+        bank.features,
+        bank.labels,
+        asked.features,
+        asked.labels,
+        leave_one_out=asked is bank,
+    )
+    top1 = float(broadcast(torch.tensor(accuracy.top1, dtype=torch.float64)))
+    log(training, {"step": training.step, "epoch": epoch, "knn": top1})
+    say(f"epoch {epoch + 1}: k-NN accuracy {top1:.3f}")
+    better = training.best is None or top1 > training.best["knn"]
+    if better:
+        name = f"step-{training.step:08d}"
+        training.best = {"checkpoint": name, "epoch": epoch, "knn": top1}
+    return better
+
+
+def finish(training: Training, backbone: str | None) -> None:
+    """Write the encoder, and say what came out."""
+    run = training.run
+    run.write_encoder(training.objective.trunk, training.config, backbone)
+    try:
+        summarize(training.config, run, training.step, training.seconds, training.loader.unreadable)
+    except OSError as error:
+        warn(f"{run.results} could not be written ({error.strerror}); the encoder is whole.")

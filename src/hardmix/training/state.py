@@ -1,0 +1,291 @@
+"""A run between two steps: what it is made of, how it is saved, found again and stopped.
+
+Saved is everything that the next step depends on. Random numbers are not: they are functions of
+(seed, step). Of batch norm's running statistics, which every rank has of its own rows, those of
+rank 0 are saved and evaluated; training does not read them.
+"""
+
+import dataclasses
+import hashlib
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardmix.data.batches import Batch
+from hardmix.data.changed_data import data_mark, describe_change
+from hardmix.data.datasets import ImageSet
+from hardmix.data.loading import ViewLoader
+from hardmix.data.shard_loading import ShardLoader
+from hardmix.errors import InputError, UnfinishedError
+from hardmix.methods.moco import Contrastive, share_state
+from hardmix.methods.supervised import Supervised
+from hardmix.mixing.queue import UNKNOWN
+from hardmix.runs.checkpoints import optimizer_tensors, restore_optimizer
+from hardmix.runs.folder import Run
+from hardmix.runtime.console import say, warn
+from hardmix.runtime.device import Compute
+from hardmix.runtime.distributed import (
+    broadcast,
+    broadcast_text,
+    gather,
+    highest,
+    is_main,
+    rank,
+    world_size,
+)
+from hardmix.runtime.signals import StopRequest
+from hardmix.settings.config import PretrainConfig
+from hardmix.training.messages import Board
+from hardmix.training.nan_guard import (
+    MOST_SKIPPED,
+    Statistics,
+    keep_for_inspection,
+    likely_reasons,
+    some,
+)
+
+SAVE, STOP = 1, 2
+"""What a rank may ask of all; the highest wins."""
+
+
+@dataclass
+class Training:
+    """Everything a run is made of, between two steps."""
+
+    config: PretrainConfig
+    run: Run
+    board: Board
+    compute: Compute
+    images: ImageSet | None
+    loader: ViewLoader | ShardLoader
+    objective: Contrastive | Supervised
+    optimizer: torch.optim.SGD
+    statistics: Statistics
+    stop: StopRequest
+    step: int = 0
+    epoch: int = 0
+    """Epochs that are done, with all that is measured at their ends."""
+    position: int = 0
+    """Steps done in the epoch after them."""
+    losses: list[Tensor] = field(default_factory=list)
+    """This rank's, since the last line of metrics.jsonl."""
+    skipped: int = 0
+    """Steps skipped in a row (train.on_nan=skip)."""
+    best: dict[str, Any] | None = None
+    """The checkpoint with the highest k-NN accuracy."""
+    seconds: float = 0.0
+    saved_at: float = field(default_factory=time.monotonic)
+    saved: bool = False
+    """Whether this process has said how long a checkpoint takes."""
+
+
+def pause(training: Training) -> None:
+    """Between two steps: save or stop where the clock or a signal on any rank asks for it."""
+    minutes = training.config.train.save_minutes
+    due = bool(minutes) and time.monotonic() - training.saved_at > 60 * minutes and is_main()
+    wanted = highest(STOP if training.stop else SAVE if due else 0)
+    if wanted:
+        save_checkpoint(training)
+    if wanted == STOP:
+        reason = training.stop.name or "a signal to another rank"
+        raise UnfinishedError(
+            f"stopped by {reason} after step {training.step}: hardmix pretrain"
+            f" --out {training.run.path} --resume goes on from there."
+        )
+
+
+def save_checkpoint(training: Training) -> None:
+    """Everything a resumed run needs. A disk without room costs this checkpoint, not the run."""
+    losses = gather(torch.stack(training.losses)[None]) if training.losses else None
+    training.saved_at = time.monotonic()
+    if not is_main():
+        return
+    tensors = {f"objective.{k}": v for k, v in training.objective.state_dict().items()}
+    momentum = optimizer_tensors(training.optimizer)
+    tensors |= {f"optimizer.{number}": value for number, value in momentum.items()}
+    if losses is not None:
+        tensors["losses"] = losses
+    try:
+        started = time.monotonic()
+        size = training.run.save_checkpoint(training.step, tensors, _facts(training))
+    except OSError as error:
+        warn(
+            f"no checkpoint at step {training.step} ({error.strerror}): {error.filename}; the one"
+            " before it stays good, and training goes on."
+        )
+        return
+    if not training.saved:
+        seconds = time.monotonic() - started
+        say(f"A checkpoint has {size / 1e6:.1f} MB and takes {seconds:.1f} s.")
+    training.saved = True
+
+
+def _facts(training: Training) -> dict[str, Any]:
+    """What a checkpoint says beside its tensors."""
+    keep = training.config.train.keep_every
+    return {
+        "epoch": training.epoch,
+        "position": training.position,
+        "skipped": training.skipped,
+        "best": training.best,
+        "keep": bool(keep) and training.position == 0 and training.epoch % keep == 0,
+        "logs": training.run.log_lengths(),
+        "seconds": training.seconds,
+        "data": data_mark(training.images, training.config.data),
+        "processes": world_size(),
+        "config": dataclasses.asdict(training.config),
+    }
+
+
+def restore(training: Training, *, allow_changed_data: bool = False) -> bool:
+    """Go on from the newest whole checkpoint; False where there is none yet.
+
+    Rank 0 reads it and sends it to the others: no other needs the folder.
+    """
+    found = training.run.load_checkpoint() if is_main() else None
+    manifest = json.loads(broadcast_text(json.dumps(found and found.manifest)))
+    if manifest is None:
+        training.run.forget_after(-1)
+        return False
+    for name in found.broken if found else ():
+        warn(f"{name} does not match its checksum: the checkpoint before it is used.")
+    changed = _check_data(training, manifest, allow_changed_data)
+    tensors = found.tensors if found else {}
+    _load_objective(training, tensors)
+    _load_momentum(training, tensors)
+    _load_losses(training, tensors)
+    training.step, training.seconds = manifest["step"], manifest["seconds"]
+    steps = training.loader.steps_per_epoch
+    epoch, position = divmod(training.step, steps)  # of format 1, which saved at epochs' ends
+    training.epoch, training.position = (
+        manifest.get("epoch", epoch),
+        manifest.get("position", position),
+    )
+    training.skipped, training.best = manifest.get("skipped", 0), manifest.get("best")
+    if changed:
+        _forget_numbers(training, steps)
+    training.run.forget_after(training.step, manifest.get("logs"))
+    before = manifest.get("processes", 1)
+    if before != world_size():
+        say(f"{before} processes before, {world_size()} now: the same images, other last bits.")
+    say(f"Going on from step {training.step}.")
+    return True
+
+
+def _check_data(training: Training, manifest: dict[str, Any], allowed: bool) -> bool:
+    mark = data_mark(training.images, training.config.data)
+    if manifest["data"] in (mark, mark.split()[0]):  # format 1 called all shards "shards"
+        return False
+    change = describe_change(training.run.images_file, training.images)
+    said = f"the images have changed since the run was started: {change}"
+    if not allowed:
+        raise InputError(
+            f"{said}. Resume with the same images, start a new run, or go on all the same with"
+            " --allow-changed-data."
+        )
+    warn(f"{said}. Going on with those that are there now.")
+    return True
+
+
+def _load_objective(training: Training, tensors: dict[str, Tensor]) -> None:
+    if is_main():
+        state = {
+            name.removeprefix("objective."): tensor
+            for name, tensor in tensors.items()
+            if name.startswith("objective.")
+        }
+        try:
+            training.objective.load_state_dict(state)
+        except RuntimeError as error:
+            raise InputError(
+                f"the checkpoint in {training.run.checkpoints} does not fit this network"
+                f" ({str(error).splitlines()[-1].strip()}): resume with the network and classes it"
+                " was trained with."
+            ) from error
+    share_state(training.objective)
+
+
+def _load_momentum(training: Training, tensors: dict[str, Tensor]) -> None:
+    momentum = {
+        name.removeprefix("optimizer."): tensor
+        for name, tensor in tensors.items()
+        if name.startswith("optimizer.")
+    }
+    numbers = json.loads(broadcast_text(json.dumps(list(momentum))))
+    if not is_main():
+        parameters = training.objective.trained()
+        momentum = {number: torch.zeros_like(parameters[int(number)]) for number in numbers}
+    restore_optimizer(training.optimizer, momentum)
+    for buffer in optimizer_tensors(training.optimizer).values():
+        broadcast(buffer)
+
+
+def _load_losses(training: Training, tensors: dict[str, Tensor]) -> None:
+    """Each rank its own; with another number of ranks, their mean."""
+    saved = tensors.get("losses", torch.zeros(0, 0)).double()
+    shape = json.loads(broadcast_text(json.dumps(list(saved.shape))))
+    saved = broadcast(saved.clone() if is_main() else torch.zeros(shape, dtype=torch.float64))
+    mine = saved[rank()] if len(saved) == world_size() else saved.sum(dim=0) / max(1, len(saved))
+    training.losses = list(mine.float().to(training.compute.device).unbind())
+
+
+def _forget_numbers(training: Training, steps: int) -> None:
+    """Images and classes may have other numbers now, and an epoch another length."""
+    training.position = min(training.position, steps)
+    if isinstance(training.objective, Contrastive):
+        training.objective.memory.ids.fill_(UNKNOWN)
+        training.objective.memory.labels.fill_(UNKNOWN)
+
+
+def check_ranks_agree(training: Training) -> None:
+    """Stop where ranks have come apart: each would train against other negatives."""
+    if world_size() == 1:
+        return
+    parts: dict[str, list[Tensor]] = {"weights": [*training.objective.trained()]}
+    if isinstance(training.objective, Contrastive):
+        parts["queue"] = list(training.objective.memory.buffers())
+    for name, tensors in parts.items():
+        digest = hashlib.sha256()
+        for tensor in tensors:
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        number = int.from_bytes(digest.digest()[:8], "big", signed=True)
+        numbers = gather(torch.tensor([number])).tolist()
+        different = [each for each, other in enumerate(numbers) if other != numbers[0]]
+        if different:
+            raise InputError(
+                f"the {name} of rank {', '.join(map(str, different))} differ from those of rank 0"
+                f" after step {training.step}: a device or a connection makes mistakes, or the"
+                " ranks run different versions; the last checkpoint is good, and --resume goes on"
+                " from it."
+            )
+
+
+def meet_fault(training: Training, batch: Batch, fault: str) -> None:
+    """A step that is not applied: said, kept for inspection, and after `train.on_nan` the end."""
+    config = training.config
+    training.statistics.restore()
+    training.optimizer.zero_grad()
+    training.skipped += 1
+    numbers = gather(batch.ids).tolist()
+    images = training.images
+    names = [f"image {n}" if images is None else images.name_of(n) for n in numbers]
+    facts = {"step": training.step, "fault": fault, "images": names}
+    facts |= {"epoch": training.epoch, "lr": training.optimizer.param_groups[0]["lr"]}
+    state = training.objective.state_dict() if is_main() else {}
+    folder = training.run.path / f"nan-step-{training.step}"
+    kept = keep_for_inspection(folder, state, batch._asdict(), facts)
+    reasons = likely_reasons(config.optimizer.lr, training.compute.bf16)
+    said = (
+        f"step {training.step} is not applied: {fault}. Its images: {some(names)}. Likely reasons:"
+        f" {reasons}; {kept}."
+    )
+    if config.train.on_nan == "stop" or training.skipped > MOST_SKIPPED:
+        raise InputError(
+            f"{said} The last checkpoint is good: --resume goes on from it, with --train.on-nan"
+            f" skip past at most {MOST_SKIPPED} such steps in a row."
+        )
+    warn(said)

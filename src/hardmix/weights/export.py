@@ -1,0 +1,290 @@
+"""`hardmix export`: a trained encoder for other programs, compared with ours before it is written.
+
+The head of pre-training is in none of the files.
+"""
+
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torchvision.models.resnet as torchvision_resnet
+from jaxtyping import Float
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from hardmix.data.augment import channel_statistics
+from hardmix.errors import InputError
+from hardmix.evaluation.features import TrainedEncoder, load_encoder
+from hardmix.mixing.checks import check_choice
+from hardmix.models.backbones import RESNETS
+from hardmix.runs.folder import Run, write_atomically
+from hardmix.runtime.console import say
+from hardmix.weights.detectron2_files import PLUG_IN_FILE, SHAPES, side_files, weights_file
+
+TOLERANCE = 1e-3
+"""Features may differ by this part of the largest feature; anything above is another network."""
+OPSET = 20
+"""Of ONNX: torch's own default, and known to every onnxruntime that the extra allows."""
+ONNX_LIMIT = 2**31
+"""Bytes: an ONNX file is one message of protobuf, which cannot be larger."""
+ANYWHERE = "safetensors and onnx fit every backbone"
+
+
+class Job(NamedTuple):
+    """What is to be exported, and to where."""
+
+    source: Path
+    """The encoder's own file."""
+    encoder: TrainedEncoder
+    out: Path
+
+
+class Format(NamedTuple):
+    """A format: the endings of its files, and what makes their content."""
+
+    suffixes: tuple[str, ...]
+    build: Callable[[Job], dict[str, bytes]]
+    """File name -> content, for files that stand in one folder."""
+
+
+def export(
+    run_or_file: Path | str, kind: str, out: Path | str, *, trunk: nn.Module | None = None
+) -> list[Path]:
+    """Write the encoder of a run, or of an encoder.safetensors, in one of `FORMATS`.
+
+    Returns the files written, `out` first. A run that was trained around a network of your own
+    needs it again, as `trunk`.
+    """
+    check_choice("--format", kind, FORMATS)
+    out = Path(out)
+    _check_suffix(kind, out)
+    _refuse_existing(out)
+    encoder = load_encoder(run_or_file, trunk=trunk)
+    source = Path(run_or_file)
+    source = Run(source).encoder_file if source.is_dir() else source
+    contents = FORMATS[kind].build(Job(source, encoder, out))
+    files = _write(out.parent, contents)
+    say(f"Wrote {', '.join(str(file) for file in files)}")
+    return files
+
+
+def _check_suffix(kind: str, out: Path) -> None:
+    known = FORMATS[kind].suffixes
+    if out.suffix not in known:
+        raise InputError(
+            f"--out {out} has the ending {out.suffix!r}: a file of --format {kind} ends in"
+            f" {' or '.join(known)}."
+        )
+
+
+def _refuse_existing(file: Path) -> None:
+    if file.exists():
+        raise InputError(f"--out: {file} already exists: choose another name or delete it.")
+
+
+def _write(folder: Path, contents: dict[str, bytes]) -> list[Path]:
+    """All or none: whatever stands in the way is found before the first file is written."""
+    files = {folder / name: data for name, data in contents.items()}
+    for file, data in files.items():
+        # Two exports to one folder share the plug-in.
+        shared = file.name == PLUG_IN_FILE and file.is_file() and file.read_bytes() == data
+        if not shared:
+            _refuse_existing(file)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, data in files.items():
+            write_atomically(file, data)
+    except OSError as error:
+        raise InputError(f"--out: {folder} cannot be written: {error.strerror}.") from error
+    return list(files)
+
+
+def _own(job: Job) -> dict[str, bytes]:
+    return {job.out.name: job.source.read_bytes()}
+
+
+def _torchvision(job: Job) -> dict[str, bytes]:
+    name, channels = job.encoder.backbone, job.encoder.channels
+    _refuse_other_networks(job, "torchvision", RESNETS)
+    if channels != 3:
+        raise InputError(
+            f"--format torchvision cannot hold an encoder of channels={channels}: torchvision's"
+            f" {name} takes 3; timm, safetensors and onnx take any number."
+        )
+    official = getattr(torchvision_resnet, name)()
+    official.fc = nn.Identity()
+    _load_and_compare(official, job, f"torchvision's {name}")
+    say(f"Load it with model = torchvision.models.{name}(); model.fc = torch.nn.Identity();")
+    say(f"model.load_state_dict({_loading(job.out)})")
+    return {job.out.name: _state_dict_file(job)}
+
+
+def _timm(job: Job) -> dict[str, bytes]:
+    name, channels = job.encoder.backbone, job.encoder.channels
+    if not name.startswith("timm:"):
+        _refuse_other_networks(job, "timm", RESNETS)
+    name = name.removeprefix("timm:")
+    options = "num_classes=0" + (f", in_chans={channels}" if channels != 3 else "")
+    try:
+        timm = import_module("timm")
+    except ModuleNotFoundError:
+        say("Not compared with timm, which is not installed: pip install 'hardmix[timm]'.")
+    else:
+        official = timm.create_model(name, num_classes=0, in_chans=channels)
+        _load_and_compare(official, job, f"timm's {name}")
+    say(f'Load it with model = timm.create_model("{name}", {options});')
+    say(f"model.load_state_dict({_loading(job.out)})")
+    return {job.out.name: _state_dict_file(job)}
+
+
+def _detectron2(job: Job) -> dict[str, bytes]:
+    _refuse_other_networks(job, "detectron2", SHAPES)
+    if job.encoder.channels != 3:
+        raise InputError(
+            f"--format detectron2 cannot hold an encoder of channels={job.encoder.channels}: its"
+            " images have 3; safetensors and onnx take any number."
+        )
+    contents = {job.out.name: weights_file(_weights(job), job.out.suffix)}
+    return contents | side_files(job.encoder.backbone, job.out.name)
+
+
+def _refuse_other_networks(job: Job, kind: str, known: tuple[str, ...] | dict[str, Any]) -> None:
+    if job.encoder.backbone not in known:
+        raise InputError(
+            f"--format {kind} has no network like backbone={job.encoder.backbone!r}: it has"
+            f" {', '.join(known)}. {_fitting(job.encoder.backbone)}"
+        )
+
+
+def _fitting(backbone: str) -> str:
+    return f"{ANYWHERE}{'; timm fits this one' if backbone.startswith('timm:') else ''}."
+
+
+def _weights(job: Job) -> dict[str, Tensor]:
+    """Each in memory of its own, so that a file holds no more than it says."""
+    state = job.encoder.trunk.state_dict()
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
+
+
+def _state_dict_file(job: Job) -> bytes:
+    if job.out.suffix == ".safetensors":
+        return save(_weights(job), metadata={"format": "pt"})
+    buffer = BytesIO()
+    torch.save(_weights(job), buffer)
+    return buffer.getvalue()
+
+
+def _loading(file: Path) -> str:
+    function = "safetensors.torch.load_file" if file.suffix == ".safetensors" else "torch.load"
+    return f'{function}("{file}")'
+
+
+def _load_and_compare(official: nn.Module, job: Job, name: str) -> None:
+    try:
+        official.load_state_dict(_weights(job), strict=True)
+    except RuntimeError as error:
+        raise InputError(f"{name}, as installed here, has other tensors: {error}.") from error
+    _compare(official.eval(), job.encoder, (2,), name)
+
+
+@torch.no_grad()
+def _compare(
+    other: Callable[[Tensor], Tensor], encoder: TrainedEncoder, batches: tuple[int, ...], name: str
+) -> None:
+    """Say by how much another program's features differ on random images; refuse another net's."""
+    size, generator = encoder.image_size, torch.Generator().manual_seed(0)
+    worst = 0.0
+    for number in batches:
+        images = torch.randn(number, encoder.channels, size, size, generator=generator)
+        worst = max(worst, _difference(encoder(images), other(images)))
+    if worst > TOLERANCE:
+        raise InputError(
+            f"features of {name} differ from ours by {worst:.1e} of the largest, above the limit"
+            f" {TOLERANCE:.0e}: nothing was written; please report it."
+        )
+    say(f"Compared with {name} on random images: features differ by {worst:.1e} of the largest.")
+
+
+def _difference(
+    ours: Float[Tensor, "batch features"], theirs: Float[Tensor, "batch features"]
+) -> float:
+    """The largest difference, as a part of the largest feature; infinite where one is no number."""
+    part = float((ours - theirs).abs().max() / ours.abs().max().clamp_min(1e-12))
+    return part if part == part else float("inf")
+
+
+def _onnx(job: Job) -> dict[str, bytes]:
+    runtime = _import_onnx()
+    encoder = job.encoder
+    size = sum(tensor.nbytes for tensor in encoder.trunk.state_dict().values())
+    if size >= ONNX_LIMIT:
+        raise InputError(
+            f"backbone={encoder.backbone!r} has {size} bytes of weights: an ONNX file holds less"
+            f" than {ONNX_LIMIT}; use --format safetensors."
+        )
+    data = _onnx_model(encoder)
+    session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+
+    def run(images: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+    _compare(run, encoder, (1, 3), "onnxruntime")
+    return {job.out.name: data}
+
+
+def _import_onnx() -> Any:
+    try:
+        for name in ("onnx", "onnxscript"):  # torch imports them in the midst of its export
+            import_module(name)
+        return import_module("onnxruntime")
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"--format onnx needs {error.name}, which is not installed:"
+            " pip install 'hardmix[onnx]'."
+        ) from error
+
+
+def _onnx_model(encoder: TrainedEncoder) -> bytes:
+    """An ONNX file's content: images to features; its metadata say how to prepare images."""
+    size = encoder.image_size
+    example = torch.randn(2, encoder.channels, size, size)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's words to its own developers
+            program = torch.onnx.export(
+                encoder.trunk,
+                (example,),
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                input_names=["images"],
+                output_names=["features"],
+                opset_version=OPSET,
+                dynamo=True,
+                verbose=False,
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        reason = str(error.__cause__ or error).strip().partition("\n")[0]
+        raise InputError(
+            f"torch {torch.__version__} cannot export backbone={encoder.backbone!r} to ONNX:"
+            f" {reason}; use --format safetensors."
+        ) from error
+    assert program is not None  # only the older exporter returns nothing
+    model = program.model_proto
+    mean, deviation = channel_statistics(encoder.channels)
+    facts = {"backbone": encoder.backbone, "image_size": size, "mean": mean, "std": deviation}
+    for name, value in facts.items():
+        model.metadata_props.add(key=name, value=str(value))
+    return bytes(model.SerializeToString())
+
+
+FORMATS: dict[str, Format] = {
+    "safetensors": Format((".safetensors",), _own),
+    "torchvision": Format((".pth", ".pt", ".safetensors"), _torchvision),
+    "timm": Format((".pth", ".pt", ".safetensors"), _timm),
+    "onnx": Format((".onnx",), _onnx),
+    "detectron2": Format((".pth", ".pkl"), _detectron2),
+}
+"""Every format by its name."""

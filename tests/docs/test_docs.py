@@ -1,0 +1,107 @@
+"""The documents' code runs as it stands."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+import tyro
+from PIL import Image
+
+from doc_commands import DOCS, commands, ways_to_type
+from hardmix.commands import main as cli
+from hardmix.errors import InputError
+from hardmix.runs.folder import Run
+from hardmix.settings.recipes import demo
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_the_blocks_of_the_library_page_run_one_after_the_other():
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "library.md").read_text(), re.DOTALL)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "docs/library.md", "exec"), names)
+    assert len(blocks) == 7
+    assert names["query"].grad.isfinite().all()
+    assert 0 <= float(names["accuracy"].mixed) <= float(names["accuracy"].real) <= 1
+    assert float(names["value"].detach()) > 0
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """Two hundred coloured images in two folders, where the commands run."""
+    monkeypatch.chdir(tmp_path)
+    generator = torch.Generator().manual_seed(0)
+    for number in range(200):
+        name = ("cats", "dogs")[number % 2]
+        file = tmp_path / "photos" / name / f"{number // 2}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pixels = torch.randint(0, 120, (40, 48, 3), generator=generator, dtype=torch.uint8)
+        pixels[..., number % 2] += 100
+        Image.fromarray(pixels.numpy()).save(file)
+    return tmp_path
+
+
+def test_the_commands_of_getting_started_run_as_they_stand(photos, capfd):
+    text = (DOCS / "getting-started.md").read_text()
+    commands = re.findall(r"^    (hardmix .*)$", text, re.MULTILINE)
+    assert len(commands) == 12
+    for command in commands:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(shlex.split(command)[1:])
+        assert ended.value.code == 0, (command, capfd.readouterr().err)
+    for name in ("report.html", "neighbours.png", "features.csv", "encoder.safetensors"):
+        assert (photos / name).stat().st_size > 1000
+    block = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict[str, object] = {}
+    exec(block[1], names)
+    assert names["features"].shape == (1, 256)
+
+
+class ParsedError(Exception):
+    """Raised where a command would begin its work."""
+
+
+@pytest.fixture
+def parse_only(tmp_path, monkeypatch):
+    """Commands end once their options are read; the runs that the documents name exist."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("RUN", "runs/photos", "runs/photos-moco"):
+        Run.create(name, demo())
+    Path("DIR/configs").mkdir(parents=True)
+    Path("DIR/configs/NAME.json").write_bytes(Path("RUN/config.json").read_bytes())
+    read = tyro.cli
+
+    def read_and_stop(*arguments, **options):
+        read(*arguments, **options)
+        raise ParsedError
+
+    monkeypatch.setattr(tyro, "cli", read_and_stop)
+
+
+def why_refused(name: str, *arguments: str) -> str | None:
+    """What the command line says against a command; None where it takes it."""
+    if name not in cli.COMMANDS:
+        return "there is no such command"
+    try:
+        cli.COMMANDS[name](list(arguments))
+    except ParsedError:
+        return None
+    except InputError as error:
+        return str(error)
+    except SystemExit as end:
+        return f"exit status {end.code}" if end.code else None
+    return "its options were never read"
+
+
+@pytest.mark.usefixtures("parse_only")
+def test_the_command_line_takes_every_command_of_the_documents(capfd):
+    taken, refused = [], []
+    for command in commands():
+        for words in ways_to_type(command.text):
+            reason = why_refused(*words)
+            place = f"{command.place}: hardmix {' '.join(words)}"
+            taken.append(place) if reason is None else refused.append(f"{place}: {reason}")
+    assert not refused, "\n".join([*refused, capfd.readouterr().err])
+    assert len(taken) > 100

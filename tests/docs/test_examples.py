@@ -1,0 +1,179 @@
+"""Every example runs with the real library, says something, and does what it claims."""
+
+import os
+import runpy
+import socket
+import sys
+from importlib import import_module
+
+# Read by Hugging Face's libraries when they are imported: nothing may be looked for on the hub.
+os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from hardmix import MochiLoss, hardest_negatives, load_encoder
+from places import ROOT
+
+FOLDER = ROOT / "examples"
+NEEDS = {
+    "hugging_face_images": ["datasets"],
+    "lightly_moco": ["lightly"],
+    "lightning_module": ["lightning", "sklearn"],
+    "own_strategy": ["sklearn"],
+    "plain_pytorch": ["sklearn"],
+    "sentence_transformers_loop": ["sentence_transformers", "datasets", "accelerate"],
+    "simclr_in_batch": ["sklearn"],
+    "supervised_oracle": ["sklearn"],
+}
+SHARED = {"digits", "sentences"}
+LONGEST = 75
+"""Lines of an example, its docstring and imports included."""
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch):
+    """No example may ask the network, not even for something it could do without."""
+    asked = []
+
+    def refuse(*address, **_):
+        asked.append(address)
+        raise OSError("the tests have no network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield
+    assert asked == []
+
+
+def example(name: str):
+    for library in NEEDS[name]:
+        pytest.importorskip(library, reason="pip install 'hardmix[examples]'")
+    return import_module(name)
+
+
+def test_every_example_is_tested_listed_and_short():
+    names = {file.stem for file in FOLDER.glob("*.py")} - SHARED
+    listed = (FOLDER / "README.md").read_text()
+    assert names == set(NEEDS)
+    for name in names:
+        assert f"[{name}.py]({name}.py)" in listed
+        assert len((FOLDER / f"{name}.py").read_text().splitlines()) <= LONGEST
+
+
+@pytest.mark.parametrize("name", sorted(NEEDS))
+def test_it_runs_from_the_command_line_and_says_what_came_out(name, monkeypatch, capsys, tmp_path):
+    for library in NEEDS[name]:
+        pytest.importorskip(library, reason="pip install 'hardmix[examples]'")
+    of_images = name == "hugging_face_images"
+    options = ["--out", str(tmp_path / "run"), "--epochs", "1"] if of_images else ["--steps", "3"]
+    monkeypatch.setattr(sys, "argv", [f"examples/{name}.py", *options])
+    runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert any(character.isdigit() for character in said)
+
+
+@pytest.mark.parametrize("name", ["plain_pytorch", "simclr_in_batch"])
+def test_training_finds_views_that_were_not_found_before(name):
+    before, after = example(name).main()
+    assert after > 1.4 * before
+
+
+def test_lightnings_module_learns_and_its_checkpoint_holds_the_queue(tmp_path):
+    module = example("lightning_module")
+    before, after, trainer = module.main()
+    assert after > 1.4 * before
+    trainer.save_checkpoint(tmp_path / "some.ckpt")
+    encoder = import_module("digits").build_encoder()
+    again = module.Mochi.load_from_checkpoint(tmp_path / "some.ckpt", encoder=encoder)
+    memory = trainer.lightning_module.memory
+    assert torch.equal(again.memory.keys, memory.keys)
+    assert int(again.memory.filled) == len(memory)
+    assert int(again.memory.position) == int(memory.position) == 100 * 64 % 1024
+
+
+def test_lightlys_loss_and_ours_are_one_number_on_the_same_projections_and_queue():
+    losses = example("lightly_moco").main(steps=4, num_pairs=0, num_with_query=0)
+    theirs, ours = torch.tensor(losses).T
+    assert len(losses) == 4
+    assert torch.allclose(theirs, ours, rtol=1e-5)
+
+
+def test_mixing_makes_lightlys_task_harder_at_every_step_but_the_first():
+    (_, *later) = losses = example("lightly_moco").main(steps=3)
+    assert losses[0][0] == pytest.approx(losses[0][1])  # no key is in the queue to be mixed
+    assert all(ours > theirs for theirs, ours in later)
+
+
+def test_the_oracle_leaves_no_false_parent_and_gives_a_more_uniform_embedding():
+    outcomes = example("supervised_oracle").main(steps=100)
+    without, oracle = outcomes["without oracle"], outcomes["with oracle"]
+    assert oracle.false_points == 0 < without.false_points
+    assert oracle.uniformity < without.uniformity
+
+
+def test_paraphrases_of_sentences_never_seen_are_found():
+    before, after = example("sentence_transformers_loop").main()
+    assert before < 0.1
+    assert after > 0.2
+
+
+def test_in_batch_and_queue_negatives_are_those_of_infonce_over_both():
+    loop = example("sentence_transformers_loop")
+    model = import_module("sentences").tiny_model().eval()
+    plain = MochiLoss(num_hardest=1, num_pairs=0, num_with_query=0, temperature=0.05)
+    loss = loop.MixedNegativesLoss(model, plain, queue_size=8)
+    old = torch.randn(3, 64)
+    loss.memory.enqueue(old)
+    first, second = ["a red cat", "a blue boat"], ["crimson kitten", "azure ship"]
+    tokens = [model.preprocess(texts) for texts in (first, second)]
+    query, key = (normalize(model(dict(t))["sentence_embedding"]) for t in tokens)
+    logits = torch.cat([query @ key.T, query @ normalize(old).T], dim=1) / 0.05
+    expected = torch.nn.functional.cross_entropy(logits, torch.arange(2))
+    ours = loss.eval()(dict(t) for t in tokens)
+    words = model[0].auto_model.embeddings.word_embeddings.weight
+    assert torch.allclose(ours, expected, rtol=1e-5)
+    assert torch.allclose(*(torch.autograd.grad(x, words)[0] for x in (ours, expected)), atol=1e-5)
+
+
+def test_only_training_writes_the_queue_of_sentences():
+    loop = example("sentence_transformers_loop")
+    model = import_module("sentences").tiny_model()
+    loss = loop.MixedNegativesLoss(model, MochiLoss(2, 2, 2), queue_size=8)
+    tokens = [model.preprocess(["a red cat", "a blue boat"]) for _ in range(2)]
+    loss.eval()(dict(t) for t in tokens)
+    assert int(loss.memory.filled) == 0
+    loss.train()(dict(t) for t in tokens)
+    assert int(loss.memory.filled) == 2
+
+
+def test_a_hugging_face_set_gets_the_runs_features_as_a_column(tmp_path):
+    images = example("hugging_face_images").main(tmp_path / "run", epochs=1)
+    files = sorted((tmp_path / "run-images").rglob("*.png"), key=lambda file: file.name)
+    encoder = load_encoder(tmp_path / "run")
+    assert len(files) == len(images) == 96
+    for row, file in [(images[0], files[0]), (images[95], files[95])]:
+        assert file.parent.name == str(row["label"])
+        features = encoder(encoder.preprocess(file)[None])[0]
+        assert torch.allclose(torch.tensor(row["features"]), features, atol=1e-4)
+
+
+def test_the_own_strategy_mixes_none_of_the_skipped_and_only_the_next():
+    similarity = torch.randn(5, 50)
+    exclude = torch.rand(5, 50) < 0.2
+    settings = {"num_hardest": 10, "num_pairs": 40, "num_with_query": 20}
+    plan = example("own_strategy").plan_semi_hard(
+        similarity, exclude=exclude, num_skipped=6, **settings
+    )
+    upper, skipped = (hardest_negatives(similarity, number, exclude) for number in (16, 6))
+    for row in range(5):
+        wanted = set(upper.positions[row].tolist()) - set(skipped.positions[row].tolist())
+        used = set(plan.base[row].tolist()) | set(plan.partner[row, :40].tolist())
+        assert used <= wanted
+
+
+def test_the_own_strategy_makes_fewer_points_of_false_negatives():
+    mochi, own = example("own_strategy").main()
+    assert own < 0.6 * mochi

@@ -1,0 +1,118 @@
+"""The frame: public names, layers, a quick command line, honest documents."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hardmix
+from hardmix.commands import main as cli
+from places import ROOT
+
+DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_all_equals_the_namespace_and_what_type_checkers_see():
+    tree = ast.parse(Path(hardmix.__file__).read_text())
+    guarded = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.name for node in guarded.body for alias in node.names}
+    assert sorted(hardmix.__all__) == sorted([*seen, "__version__"])
+    assert sorted(hardmix.__all__) == dir(hardmix)
+    for name in hardmix.__all__:
+        assert getattr(hardmix, name) is not None
+
+
+def test_every_public_name_says_what_it_is():
+    for name in hardmix.__all__:
+        thing = getattr(hardmix, name)
+        if callable(thing):
+            assert thing.__doc__, name
+
+
+def test_importing_the_module_does_not_hide_the_function_of_its_name():
+    done = run("-c", "import hardmix.mixing.loss, hardmix; assert callable(hardmix.contrast)")
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="nonsense"):
+        hardmix.nonsense  # noqa: B018
+
+
+def test_help_needs_no_torch():
+    program = """
+import sys
+from hardmix.commands.main import main
+try:
+    main(["--help"])
+except SystemExit as done:
+    assert not done.code
+assert "torch" not in sys.modules and "numpy" not in sys.modules
+"""
+    done = run("-c", program)
+    assert done.returncode == 0, done.stderr
+    assert "demo" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["demo", "--seed", "x"], ["seed", "x"]),
+        (["demo", "--epochs", "0"], ["train.epochs=0"]),
+        (["demmo"], ["'demmo'", "choose one of demo"]),
+    ],
+)
+def test_bad_input_is_one_message_and_status_2(arguments, words, capfd):
+    with pytest.raises(SystemExit) as done:
+        cli.main(arguments)
+    shown = capfd.readouterr().err
+    assert done.value.code == 2
+    assert "Traceback" not in shown
+    assert all(word in shown for word in words)
+
+
+def test_a_defect_of_ours_shows_a_traceback_and_status_1(monkeypatch, capfd):
+    monkeypatch.setitem(cli.COMMANDS, "version", lambda _: 1 / 0)
+    with pytest.raises(SystemExit) as done:
+        cli.main(["version"])
+    shown = capfd.readouterr().err
+    assert done.value.code == 1
+    assert "ZeroDivisionError" in shown
+    assert "please report it" in shown
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_files_and_lines_that_exist(document):
+    for target in re.findall(r"\]\(([^)#][^)]*)\)", document.read_text()):
+        if "://" in target:
+            continue
+        path, _, place = target.partition("#")  # headings are looked up in test_api_page.py
+        file = document.parent / path
+        assert file.exists(), target
+        if line := re.fullmatch(r"L(\d+)", place):
+            assert int(line[1]) <= len(file.read_text().splitlines())
+
+
+def test_the_readmes_loop_runs():
+    import torch
+
+    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
+    views = [(torch.randn(4, 128, requires_grad=True), torch.randn(4, 128)) for _ in range(2)]
+    exec(block, {"embeddings_of_two_views": views})
+    assert all(query.grad.isfinite().all() for query, _ in views)
+
+
+def test_a_reader_that_leaves_is_no_defect():
+    command = f"{sys.executable} -m hardmix pretrain --help | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "141"
+    assert done.stderr == ""

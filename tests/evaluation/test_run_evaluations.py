@@ -1,0 +1,322 @@
+"""Commands that judge or use a finished run, end to end on small real images."""
+
+import csv
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import hardmix
+from hardmix.commands import main as cli
+from hardmix.errors import InputError
+from hardmix.evaluation import finetune, linear
+from hardmix.evaluation.evaluated_run import _num_classes, open_subject
+from hardmix.evaluation.finetune import balanced_subset
+from hardmix.models.backbones import build_backbone
+from hardmix.runs.folder import OWN_TRUNK, Run
+from hardmix.settings.config import DataConfig, ModelConfig, PretrainConfig, TrainConfig
+from hardmix.settings.recipes import LINEAR_PRESETS
+
+CONFIG = PretrainConfig(
+    recipe="demo",
+    data=DataConfig(name="shapes", num_images=240, image_size=32, blur=False, workers=0),
+    model=ModelConfig(backbone="small"),
+    train=TrainConfig(device="cpu"),
+)
+
+
+SHAPES = ["--data.name", "shapes", "--data.num-images", "240"]
+
+
+def make_run(path: Path, config: PretrainConfig = CONFIG) -> Run:
+    """A finished run without its training."""
+    torch.manual_seed(0)
+    run = Run.create(path, config)
+    run.write_encoder(build_backbone(config.model.backbone, config.data.channels).trunk, config)
+    return run
+
+
+@pytest.fixture
+def run(tmp_path) -> Run:
+    return make_run(tmp_path / "run")
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Thirty pictures in three class folders, each class with its own colour."""
+    generator = np.random.default_rng(0)
+    for index in range(30):
+        pixels = generator.integers(0, 120, (40, 48, 3), dtype=np.uint8)
+        pixels[..., index % 3] += 100
+        file = tmp_path / "images" / "abc"[index % 3] / f"{index}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(file)
+    return tmp_path / "images"
+
+
+def command(capfd, *arguments) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as done:
+        cli.main([str(word) for word in arguments])
+    shown = capfd.readouterr()
+    assert "Traceback" not in shown.err
+    return done.value.code or 0, shown.out + shown.err
+
+
+def result(run: Run, name: str) -> dict:
+    return json.loads((run.results / f"{name}.json").read_text())
+
+
+def test_knn_with_its_floor(run, capfd):
+    code, shown = command(capfd, "knn", run.path, "--k", "5", "--baseline", "pixels", "untrained")
+    assert code == 0
+    found = result(run, "knn")
+    assert set(found["baselines"]) == {"pixels", "untrained"}
+    assert {"command", "versions", "run", "written", "seconds"} <= set(found)
+    assert f"{found['top1']:.4f}" in shown
+    assert "pixels" in shown
+
+
+def test_knn_on_other_images_without_a_test_split(run, folder, capfd):
+    code, shown = command(capfd, "knn", run.path, "--data.root", folder, "--k", "3")
+    assert code == 0
+    assert "held out" in shown
+    assert result(run, "knn")["train"] == 24
+    assert result(run, "knn")["top1"] == 1.0
+
+
+def test_linear_caches_small_data_and_says_so(run, capfd):
+    code, shown = command(capfd, "linear", run.path, "--seeds", "2")
+    assert code == 0
+    assert "not the paper's protocol" in shown
+    found = result(run, "linear-cached")
+    assert found["seeds"] == 2
+    assert found["top1_std"] >= 0
+
+
+def test_linear_protocol_changes_its_rate_at_the_right_epochs_and_no_trunk(run, capfd):
+    before = run.encoder_file.read_bytes()
+    code, _ = command(
+        capfd,
+        *("linear", run.path, "--preset", "imagenet100", "--epochs", "5"),
+        *("--milestones", "2", "4", "--batch-size", "48", "--lr", "1.0"),
+    )
+    assert code == 0
+    found = result(run, "linear")
+    assert [line["lr"] for line in found["curve"]] == pytest.approx([1.0, 1.0, 0.1, 0.1, 0.01])
+    assert found["trunk_unchanged"] is True
+    assert found["top1"] == found["curve"][-1]["top1"]
+    assert found["best_top1"] == max(line["top1"] for line in found["curve"])
+    assert "lr 1.0" in found["protocol"]
+    assert run.encoder_file.read_bytes() == before
+
+
+def test_linear_notices_a_trunk_that_changes(run, monkeypatch):
+    def spoil(subject, config, test):
+        next(subject.encoder.parameters()).data.add_(1e-7)
+        return [{"epoch": 0, "top1": 0.0, "top5": 0.0}]
+
+    monkeypatch.setattr(linear, "train_classifier", spoil)
+    with pytest.raises(AssertionError, match="trunk changed"):
+        linear.evaluate(run.path, LINEAR_PRESETS["imagenet100"])
+
+
+def test_presets_are_the_papers():
+    first, second = LINEAR_PRESETS["imagenet100"], LINEAR_PRESETS["imagenet1k"]
+    assert (first.epochs, first.lr, first.batch_size) == (60, 10.0, 128)
+    assert first.milestones == (30, 40, 50)
+    assert (second.epochs, second.lr, second.batch_size) == (100, 30.0, 512)
+    assert second.milestones == (60, 80)
+    assert LINEAR_PRESETS["official-moco"].batch_size == 256
+
+
+def test_a_classifier_trained_by_the_protocol_learns(run):
+    subject = open_subject(run.path)
+    config = linear.LinearConfig(epochs=8, batch_size=48, lr=1.0, milestones=(6,))
+    test = subject.features(subject.encoder, subject.test, "test")
+    curve = linear.train_classifier(subject, config, test)
+    assert curve[-1]["loss"] < curve[0]["loss"]
+    assert curve == linear.train_classifier(subject, config, test)
+
+
+@pytest.mark.parametrize("untrained", [False, True])
+def test_finetune_on_a_share_of_the_labels(run, untrained, capfd):
+    more = ["--untrained"] if untrained else []
+    code, _ = command(
+        capfd, "finetune", run.path, "--labels", "0.2", "--epochs", "2", "--batch-size", "16", *more
+    )
+    assert code == 0
+    name = "finetune-0.2-untrained" if untrained else "finetune-0.2"
+    assert result(run, name)["images"] == 48
+    assert 0 <= result(run, name)["top1"] <= 1
+
+
+def test_finetuning_learns(run):
+    config = finetune.FinetuneConfig(epochs=12, batch_size=48, lr=0.1, classifier_lr=0.1)
+    subject = open_subject(run.path)
+    model = finetune.train(subject, build_backbone("small").trunk, config)
+    seen = subject._replace(test=subject.train)
+    assert finetune.score(seen, model).top1 > 0.3  # 12 classes; chance is 0.08
+
+
+def test_subsets_are_balanced_and_chosen_by_the_seed():
+    labels = torch.tensor([0] * 50 + [1] * 30 + [2] * 20)
+    chosen = balanced_subset(labels, 0.3, 3, seed=0)
+    assert torch.bincount(labels[chosen]).tolist() == [10, 10, 10]
+    assert torch.equal(chosen, balanced_subset(labels, 0.3, 3, seed=0))
+    assert not torch.equal(chosen, balanced_subset(labels, 0.3, 3, seed=1))
+    assert torch.bincount(labels[balanced_subset(labels, 0.001, 3, 0)]).tolist() == [1, 1, 1]
+    assert len(balanced_subset(labels, 1.0, 3, 0)) == 100
+    with pytest.raises(InputError, match="class 2 has 20"):
+        balanced_subset(labels, 0.9, 3, 0)
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "npy", "csv"])
+def test_features_of_a_folder_with_the_names_beside_them(run, folder, ending, tmp_path, capfd):
+    out = tmp_path / "new" / f"features.{ending}"
+    code, _ = command(capfd, "features", run.path, "--data.root", folder, "--out", out)
+    assert code == 0
+    if ending == "csv":
+        rows = list(csv.reader(out.open()))[1:]
+        names, values = [row[0] for row in rows], np.array([row[2:] for row in rows], float)
+    else:
+        names = out.with_suffix(".names.txt").read_text().splitlines()
+        values = np.load(out) if ending == "npy" else load_file(out)["features"].numpy()
+    assert len(names) == len(values) == 30
+    encoder = hardmix.load_encoder(run.path)
+    with torch.no_grad():
+        first = encoder(encoder.preprocess(names[7])[None])[0].numpy()
+    np.testing.assert_allclose(values[7], first, atol=1e-5)
+
+
+def test_neighbours_are_drawn_nearest_first(run, folder, tmp_path, capfd):
+    image = folder / "b" / "4.png"
+    where = ["--data.root", folder, "--out", tmp_path / "sheet.png", "--number", "8"]
+    code, shown = command(capfd, "neighbours", run.path, image, *where)
+    assert code == 0
+    lines = [line.split() for line in shown.splitlines() if line[:2] in ("0.", "1.")]
+    assert lines[0][1] == str(image)
+    assert float(lines[0][0]) == pytest.approx(1.0, abs=1e-3)
+    similarities = [float(line[0]) for line in lines]
+    assert similarities == sorted(similarities, reverse=True)
+    assert len(lines) == 8
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.width > sheet.height > 128
+
+
+def test_an_encoder_is_ready_for_anybodys_code(run):
+    encoder = hardmix.load_encoder(run.path)
+    assert not encoder.training
+    picture = Image.new("RGB", (60, 50), "red")
+    tensor = torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
+    assert torch.equal(encoder.preprocess(picture), encoder.preprocess(tensor))
+    with torch.no_grad():
+        assert encoder(encoder.preprocess(picture)[None]).shape == (1, 256)
+    again = hardmix.load_encoder(run.encoder_file)
+    assert torch.equal(again.trunk.conv1.weight, encoder.trunk.conv1.weight)
+
+
+def test_an_own_trunk_is_asked_for(tmp_path):
+    trunk = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 7))
+    run = Run.create(tmp_path / "run", CONFIG)
+    run.write_encoder(trunk, CONFIG, OWN_TRUNK)
+    with pytest.raises(InputError, match="pass it as trunk="):
+        hardmix.load_encoder(run.path)
+    loaded = hardmix.load_encoder(run.path, trunk=torch.nn.Sequential(*trunk))
+    assert loaded(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+
+
+def spoil_missing(weights):
+    del weights["conv1.weight"]
+
+
+def spoil_extra(weights):
+    weights["surplus"] = torch.zeros(1)
+
+
+def spoil_shape(weights):
+    weights["conv1.weight"] = torch.zeros(1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (spoil_missing, "misses 1 of its tensors .conv1.weight"),
+        (spoil_extra, "has the unknown 1 of its tensors .surplus"),
+        (spoil_shape, "differs in 1 of its tensors .conv1.weight"),
+    ],
+)
+def test_an_encoder_file_with_other_tensors_is_refused(spoil, words, run, tmp_path):
+    weights = load_file(run.encoder_file)
+    spoil(weights)
+    facts = {"backbone": "small", "channels": "3", "image_size": "32"}
+    save_file(weights, tmp_path / "e.safetensors", {**facts, "format": "hardmix-encoder-1"})
+    with pytest.raises(InputError, match=words):
+        hardmix.load_encoder(tmp_path / "e.safetensors")
+
+
+def test_bad_input_is_one_message_and_status_2(run, folder, tmp_path, capfd):
+    (tmp_path / "flat").mkdir()
+    for index in range(4):
+        Image.new("RGB", (40, 40), (index, 0, 0)).save(tmp_path / "flat" / f"{index}.png")
+    unfinished = Run.create(tmp_path / "unfinished", CONFIG).path
+    broken = make_run(tmp_path / "broken")
+    broken.encoder_file.write_bytes(broken.encoder_file.read_bytes()[:1000])
+    foreign = tmp_path / "foreign.safetensors"
+    save_file({"a": torch.zeros(2)}, foreign)
+    (tmp_path / "there.npy").write_text("")
+    flat = ["--data.root", tmp_path / "flat"]
+    cases = [
+        (["knn", run.path, *flat], ["no labels", "folders named by class"]),
+        (["linear", run.path, *flat], ["no labels"]),
+        (["finetune", run.path, *flat], ["no labels"]),
+        (["knn", unfinished], ["still training", "--resume"]),
+        (["knn", broken.path], ["no whole safetensors file", "encoder.safetensors"]),
+        (["knn", run.path, "--k", "0"], ["k=0"]),
+        (["linear", run.path, "--seeds", "0"], ["--seeds 0"]),
+        (["linear", run.path, "--epochs", "0"], ["linear.epochs=0"]),
+        (["linear", run.path, "--batch-size", "999"], ["linear.batch_size=999", "240"]),
+        (["finetune", run.path, "--labels", "2"], ["finetune.labels=2"]),
+        (["knn", run.path, "--data.channels", "4"], ["4"]),
+        (["features", run.path, "--out", tmp_path / "f.txt"], [".csv"]),
+        (["features", run.path, "--out", tmp_path / "there.npy"], ["exists already"]),
+        (["neighbours", run.path, tmp_path / "no.png"], ["no.png"]),
+        (["neighbours", run.path, folder / "a" / "0.png", "--number", "0"], ["--number 0"]),
+        (["knn"], ["RUN"]),
+    ]
+    for arguments, words in cases:
+        code, shown = command(capfd, *arguments)
+        assert code == 2, arguments
+        assert all(word in shown for word in words), (arguments, shown)
+    with pytest.raises(InputError, match="hardmix import"):
+        hardmix.load_encoder(foreign)
+
+
+def test_an_encoder_leaves_and_comes_back(run, tmp_path, capfd):
+    file = tmp_path / "weights.safetensors"
+    code, _ = command(capfd, "export", run.path, "--format", "safetensors", "--out", file)
+    assert code == 0
+    code, shown = command(capfd, "import", file, "--out", tmp_path / "again")
+    assert code == 0
+    assert "small" in shown
+    code, _ = command(capfd, "knn", tmp_path / "again", *SHAPES, "--k", "5")
+    assert code == 0
+    images = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        ours, theirs = (hardmix.load_encoder(path)(images) for path in (run.path, file))
+    assert torch.equal(ours, theirs)
+    assert command(capfd, "export", run.path, "--format", "onxx", "--out", file)[0] == 2
+    assert command(capfd, "import", tmp_path / "no.pth", "--out", tmp_path / "x")[0] == 2
+
+
+def test_training_and_test_images_must_have_the_same_two_classes_or_more(run):
+    images = open_subject(run.path).train
+    fewer = dataclasses.replace(images, classes=("a",))
+    with pytest.raises(InputError, match="12 classes and shapes 1: training and test"):
+        _num_classes(images, fewer)
+    with pytest.raises(InputError, match="1 class: an accuracy needs two"):
+        _num_classes(fewer, fewer)

@@ -1,0 +1,191 @@
+"""Each variant's plan obeys its definition in App. B.2."""
+
+import math
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hardmix import (
+    KEY,
+    QUERY,
+    STRATEGIES,
+    Embeddings,
+    contrast,
+    dropped_negatives,
+    hardest_negatives,
+    plan_beta_weighted,
+    plan_fixed_percentage,
+    plan_mixed_with_key,
+    plan_mochi,
+    plan_ranked_by_key,
+    plan_softmax_sampled,
+)
+from hardmix.settings.config import StrategyName
+from hardmix.settings.schedules import decreasing
+from reference import unit
+
+SIZES = {"num_hardest": 20, "num_pairs": 30, "num_with_query": 15}
+
+
+def a_case(batch=5, width=200, dim=16):
+    embeddings = Embeddings(unit(batch, dim), unit(batch, dim), unit(width, dim))
+    return embeddings.query @ embeddings.negatives.T, embeddings
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(7)
+
+
+def test_the_menu_and_the_table_name_the_same_strategies():
+    assert (*STRATEGIES, "own") == get_args(StrategyName)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@given(seed=st.integers(0, 1000), hidden=st.sampled_from([0.0, 0.9, 0.99, 1.0]))
+def test_no_strategy_touches_an_excluded_negative(name, seed, hidden):
+    torch.manual_seed(seed)
+    similarity, embeddings = a_case(batch=3, width=40)
+    exclude = torch.rand(3, 40) < hidden
+    plan = STRATEGIES[name](similarity, **SIZES, exclude=exclude, embeddings=embeddings)
+    assert plan.base.shape == (3, 45)
+    for row in range(3):
+        made = plan.base[row] >= 0
+        rows = torch.cat([plan.base[row, made], plan.partner[row, made & (plan.partner[row] >= 0)]])
+        assert not exclude[row, rows].any()
+        assert not (made[:30] & (plan.base[row, :30] == plan.partner[row, :30])).any()
+        allowed = int((~exclude[row]).sum())
+        assert not made[:30].any() or allowed >= 2
+        assert not made[30:].any() or allowed >= 1
+
+
+def test_ranked_by_key_takes_the_keys_hardest():
+    similarity, embeddings = a_case()
+    plan = plan_ranked_by_key(similarity, **SIZES, embeddings=embeddings)
+    by_key = hardest_negatives(embeddings.key @ embeddings.negatives.T, 20).positions
+    for row in range(5):
+        assert set(plan.base[row].tolist()) <= set(by_key[row].tolist())
+    assert (plan.partner[:, 30:] == QUERY).all()
+
+
+def test_mixed_with_key_is_mochi_with_the_key_for_the_query():
+    similarity, _ = a_case()
+    plan = plan_mixed_with_key(similarity, **SIZES, generator=seeded())
+    mochi = plan_mochi(similarity, **SIZES, generator=seeded())
+    assert (plan.partner[:, 30:] == KEY).all()
+    assert torch.equal(plan.partner[:, :30], mochi.partner[:, :30])
+    assert torch.equal(plan.base, mochi.base)
+    assert torch.equal(plan.share, mochi.share)
+
+
+@pytest.mark.parametrize("weighing", ["beta", "one-minus-beta", "log-beta"])
+def test_weighted_points_count_by_their_share_of_the_query(weighing):
+    similarity, embeddings = a_case()
+    plan = plan_beta_weighted(similarity, **SIZES, weighing=weighing)
+    factor = plan.weight if weighing == "log-beta" else plan.scale
+    beta = plan.share[:, 30:]
+    assert (factor[:, :30] == 1).all()
+    assert torch.equal(factor[:, 30:], 1 - beta if weighing == "one-minus-beta" else beta)
+    outcome = contrast(*embeddings, plan, temperature=0.2)
+    terms = outcome.synthetic / 0.2 * (1 if plan.scale is None else plan.scale)
+    terms = terms.exp() * (1 if plan.weight is None else plan.weight)
+    total = (outcome.positive / 0.2).exp() + (outcome.real / 0.2).exp().sum(1) + terms.sum(1)
+    assert torch.allclose(outcome.per_query, total.log() - outcome.positive / 0.2)
+
+
+def test_softmax_sampling_draws_each_parent_by_its_probability():
+    number, points, tau = 5, 40_000, 0.3
+    similarity, _ = a_case(batch=2, width=50)
+    plan = plan_softmax_sampled(
+        similarity,
+        num_hardest=number,
+        num_pairs=points,
+        num_with_query=points,
+        sampling_temperature=tau,
+    )
+    hardest = hardest_negatives(similarity, number).positions
+    for row in range(2):
+        p = (similarity[row, hardest[row]] / tau).softmax(dim=0)
+        i = torch.searchsorted(hardest[row], plan.base[row].contiguous())
+        for drawn in (i[:points], i[points:]):
+            seen = torch.bincount(drawn, minlength=number) / points
+            assert (seen - p).abs().max() < 5 * math.sqrt(0.25 / points)
+        j = torch.searchsorted(hardest[row], plan.partner[row, :points].contiguous())
+        pair = p[:, None] * p / (1 - p[:, None])
+        pair.fill_diagonal_(0.0)
+        seen = torch.bincount(i[:points] * number + j, minlength=number**2) / points
+        assert (seen - pair.flatten()).abs().max() < 5 * math.sqrt(0.25 / points)
+
+
+def test_softmax_sampling_survives_a_certain_parent():
+    similarity, _ = a_case()
+    plan = plan_softmax_sampled(similarity, **SIZES, sampling_temperature=1e-6)
+    assert (plan.base >= 0).all()
+    assert (plan.base[:, :30] != plan.partner[:, :30]).all()
+    assert torch.equal(plan.base[:, 30:], similarity.argmax(1, keepdim=True).expand(5, 15))
+
+
+def synthetic_in_top(plan, similarity, embeddings, row, made) -> int:
+    """Synthetic points among the N largest logits, if only the columns `made` exist."""
+    points = contrast(*embeddings, plan, temperature=1.0).synthetic[row]
+    logits = [(float(value), False) for value in similarity[row].topk(20).values]
+    logits += [(float(points[column]), True) for column in made]
+    return sum(kind for _, kind in sorted(logits, reverse=True)[:20])
+
+
+@pytest.mark.parametrize("percentage", [0.0, 10.0, 33.0, 60.0])
+@pytest.mark.parametrize(("num_pairs", "num_with_query"), [(60, 60), (10, 60), (40, 5)])
+def test_fixed_percentage_stops_as_soon_as_it_is_reached(percentage, num_pairs, num_with_query):
+    similarity, embeddings = a_case()
+    options = {"num_hardest": 20, "num_pairs": num_pairs, "num_with_query": num_with_query}
+    plan = plan_fixed_percentage(
+        similarity, **options, embeddings=embeddings, percentage=percentage, generator=seeded()
+    )
+    whole = plan_mochi(similarity, **options, generator=seeded())
+    order = []  # alternating: one pair, one with the query
+    for turn in range(max(num_pairs, num_with_query)):
+        order += [turn] if turn < num_pairs else []
+        order += [num_pairs + turn] if turn < num_with_query else []
+    target = math.ceil(20 * percentage / 100)
+    for row in range(5):
+        expected = next(
+            (
+                number
+                for number in range(len(order) + 1)
+                if synthetic_in_top(whole, similarity, embeddings, row, order[:number]) >= target
+            ),
+            len(order),
+        )
+        made = (plan.base[row] >= 0).nonzero().flatten().tolist()
+        assert made == sorted(order[:expected])
+
+
+def test_a_falling_percentage_makes_fewer_points():
+    similarity, embeddings = a_case()
+    made = []
+    for epoch in (0, 50, 100):
+        plan = plan_fixed_percentage(
+            similarity,
+            num_hardest=20,
+            num_pairs=100,
+            num_with_query=100,
+            embeddings=embeddings,
+            percentage=decreasing(epoch, 100, start=60.0, end=0.0),
+            generator=seeded(),
+        )
+        made.append(int((plan.base >= 0).sum()))
+    assert made[0] > made[1] > made[2] == 0
+
+
+def test_dropped_negatives_are_the_hardest_or_all():
+    similarity, _ = a_case()
+    exclude = torch.rand(5, 200) < 0.5
+    assert dropped_negatives(similarity, "keep", 20) is None
+    assert dropped_negatives(similarity, "drop_all", 20).all()
+    dropped = dropped_negatives(similarity, "drop_hardest", 20, exclude)
+    assert (dropped.sum(dim=1) == 20).all()
+    assert not (dropped & exclude).any()
+    highest_kept = similarity.masked_fill(exclude | dropped, -9).amax(dim=1)
+    assert (similarity.masked_fill(~dropped, 9).amin(dim=1) > highest_kept).all()

@@ -1,0 +1,125 @@
+"""Collectives: no-ops on one process, and right between two real ones (gloo)."""
+
+import pytest
+import torch
+import torch.distributed
+import torch.multiprocessing
+from torch import nn
+
+from hardmix.errors import InputError
+from hardmix.models.encoders import (
+    Encoder,
+    QueryKeyPair,
+    encode_keys,
+    shuffle_across,
+    split_batch_norm,
+)
+from hardmix.runtime.distributed import broadcast, gather, is_main, rank, world_size
+
+
+def test_one_process_is_the_main_one_and_gathers_itself():
+    tensor = torch.randn(4, 3)
+    assert (rank(), world_size(), is_main()) == (0, 1, True)
+    assert gather(tensor) is tensor
+    assert broadcast(tensor) is tensor
+
+
+def in_two_processes(check, tmp_path):
+    arguments = (check, f"file://{tmp_path}/meeting-point")
+    torch.multiprocessing.spawn(_start, arguments, nprocs=2)
+
+
+def _start(number, check, meeting_point):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=meeting_point, rank=number, world_size=2
+    )
+    try:
+        check(number)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def images_of_all() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(8, 3, 8, 8, generator=generator)
+
+
+def permutation_of_all(step: int = 3) -> torch.Tensor:
+    return torch.randperm(8, generator=torch.Generator().manual_seed(step))
+
+
+def encoder() -> Encoder:
+    torch.manual_seed(1)
+    trunk = nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    return Encoder(trunk, 6, dim=5)
+
+
+def check_everything(number):
+    """One start of two processes for every claim: starting them is what takes the time."""
+    assert (rank(), world_size(), is_main()) == (number, 2, number == 0)
+    check_gather_is_in_rank_order(number)
+    check_broadcast_is_rank_0s(number)
+    check_shuffle_round_trip(number)
+    check_keys_return_to_their_query_as_on_one_process(number)
+    check_groups_are_spread(number)
+
+
+def check_gather_is_in_rank_order(number):
+    rows = torch.arange(3) + 3 * number
+    assert gather(rows).tolist() == [0, 1, 2, 3, 4, 5]
+    images = torch.full((2, 3, 4, 4), float(number)).to(memory_format=torch.channels_last)
+    assert gather(images)[:, 0, 0, 0].tolist() == [0, 0, 1, 1]
+    trained = torch.ones(1, requires_grad=True) * 2
+    assert not gather(trained).requires_grad
+
+
+def check_broadcast_is_rank_0s(number):
+    value = torch.full((2, 3), float(number))
+    assert broadcast(value) is value
+    assert value.eq(0).all()
+    turned = torch.full((2, 3), float(number)).T
+    assert broadcast(turned).eq(0).all()
+
+
+def check_shuffle_round_trip(number):
+    permutation = permutation_of_all()
+    both = gather(permutation).view(2, 8)
+    assert both[0].equal(both[1])
+    mine = images_of_all().chunk(2)[number]
+    shuffled = shuffle_across(mine, permutation)
+    assert shuffled.equal(images_of_all()[permutation].chunk(2)[number])
+    assert shuffle_across(shuffled, permutation.argsort()).equal(mine)
+    with pytest.raises(InputError, match="permutation has 4 entries for 2 x 4 rows"):
+        shuffle_across(mine, permutation[:4])
+
+
+def check_keys_return_to_their_query_as_on_one_process(number):
+    """Two processes with a group each are one process with two groups (decision A25)."""
+    permutation, mine = permutation_of_all(), images_of_all().chunk(2)[number]
+    pair = QueryKeyPair(encoder(), key_bn_splits=2)
+    keys = encode_keys(pair.key, mine, permutation)
+
+    alone = split_batch_norm(encoder(), 2)
+    with torch.no_grad():
+        shuffled = alone(images_of_all()[permutation])
+    expected = torch.empty_like(shuffled)
+    expected[permutation] = shuffled
+    torch.testing.assert_close(keys, expected.chunk(2)[number], rtol=0, atol=1e-6)
+    assert not pair.shares_statistics
+
+
+def check_groups_are_spread(number):
+    mine = images_of_all().chunk(2)[number]
+    keys = encode_keys(QueryKeyPair(encoder(), key_bn_splits=4).key, mine)
+    expected = encode_keys(split_batch_norm(encoder(), 2), mine)
+    torch.testing.assert_close(keys, expected, rtol=0, atol=1e-6)
+    assert not QueryKeyPair(encoder(), key_bn_splits=1).shares_statistics
+    with pytest.raises(InputError, match=r"key_bn_splits=3 .* 2 processes"):
+        QueryKeyPair(encoder(), key_bn_splits=3)
+
+
+def test_two_processes(tmp_path):
+    in_two_processes(check_everything, tmp_path)

@@ -1,0 +1,201 @@
+"""Folders of made-up runs, for which it is known what they say to each of the ten claims."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hardmix.runs.folder import Run
+from hardmix.settings.saved import to_json
+from hardmix.sweep import claims as claims_module
+from hardmix.sweep.claims import CLAIMS, JUDGED, MOCHI, MOCO, Claim, judge, write_claims
+from hardmix.sweep.evaluating import PROTOCOLS
+from hardmix.sweep.grids import GRIDS
+from hardmix.sweep.planning import SweepOptions, config_of, run_name
+
+ROWS = {row.label: row for grid in JUDGED for row in GRIDS[grid].rows}
+SEEDS = 3
+
+
+def options(out: Path, **others) -> SweepOptions:
+    return SweepOptions(
+        **{"grid": "table1", "out": out, "scale": "shapes", "seeds": SEEDS} | others
+    )
+
+
+def write_row(
+    out: Path, label: str, linear: float, *, seeds: int = SEEDS, uniformity: float = -1.0, **curves
+) -> None:
+    """Runs around `linear` with a deviation of 1; curves hold the first and the last epoch."""
+    for seed in range(seeds):
+        config = config_of(ROWS[label], options(out), seed)
+        run = Run(out / "runs" / run_name(config))
+        run.results.mkdir(parents=True)
+        run.config_file.write_bytes(to_json(config))
+        run.encoder_file.write_bytes(b"")
+        lines = [
+            {"step": 10 * (epoch + 1), "epoch": epoch, "loss": 1.0}
+            | {name: pair[epoch > 0] for name, pair in curves.items() if name != "probability"}
+            for epoch in range(config.train.epochs)
+        ]
+        run.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        hardness = [
+            {"step": 1, "epoch": epoch, "matching_probability": list(values)}
+            for epoch, values in enumerate(curves.get("probability", ()))
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in hardness)
+        (run.path / "hardness.jsonl").write_text(text)
+        result = {"top1": (linear + seed - 1) / 100, "data": config.data.name}
+        text = json.dumps(result | PROTOCOLS["linear-cached"])
+        (run.results / "linear-cached.json").write_text(text)
+        space = {"alignment": 0.5, "uniformity": uniformity + 0.01 * seed}
+        (run.results / "embedding.json").write_text(json.dumps(space))
+
+
+@pytest.fixture(autouse=True)
+def few_grids(request, monkeypatch) -> None:
+    """Looking through all of them for every test would take a minute."""
+    if "out_of_all_grids" not in request.node.name:
+        wanted = (
+            ("table1-supp", "variants") if "claim_10" in request.node.name else ("table1-supp",)
+        )
+        monkeypatch.setattr(claims_module, "JUDGED", wanted)
+
+
+def judged(out: Path, number: int, **others) -> Claim:
+    return judge(options(out, **others))[number - 1]
+
+
+def test_an_empty_folder_judges_nothing_out_of_all_grids(tmp_path):
+    claims = judge(options(tmp_path))
+    assert [claim.number for claim in claims] == list(range(1, 11))
+    assert {claim.verdict for claim in claims} == {"cannot be judged"}
+    assert all(claim.evidence for claim in claims)
+
+
+@pytest.mark.parametrize(
+    ("late", "verdict"), [((0.9, 0.05, 0.03, 0.02), "seen"), ((0.25,) * 4, "not seen")]
+)
+def test_claim_1_asks_whether_fewer_negatives_hold_half_of_the_probability(tmp_path, late, verdict):
+    write_row(tmp_path, MOCO, 50, probability=[(0.3, 0.3, 0.2, 0.2), late])
+    claim = judged(tmp_path, 1)
+    assert claim.verdict == verdict
+    assert f"50.0% to {1 / 4 if verdict == 'seen' else 1 / 2:.1%}" in claim.evidence
+
+
+@pytest.mark.parametrize(
+    ("mixed", "real", "verdict"),
+    [(0.2, 0.5, "seen"), (0.2, 0.3, "seen in part"), (0.5, 0.5, "not seen")],
+)
+def test_claim_2_compares_the_proxy_task_with_and_without_synthetic_points(
+    tmp_path, mixed, real, verdict
+):
+    write_row(tmp_path, MOCO, 50, proxy_accuracy=(0.1, 0.5))
+    write_row(tmp_path, MOCHI, 50, proxy_accuracy=(0.1, real), proxy_accuracy_mixed=(0.1, mixed))
+    assert judged(tmp_path, 2).verdict == verdict
+
+
+@pytest.mark.parametrize(("last", "verdict"), [(0.2, "seen"), (0.05, "not seen")])
+def test_claim_3_asks_for_more_false_negatives_at_the_end_of_every_run(tmp_path, last, verdict):
+    write_row(tmp_path, MOCO, 50, false_negatives_top=(0.1, 0.2))
+    write_row(tmp_path, MOCHI, 50, false_negatives_top=(0.1, last))
+    claim = judged(tmp_path, 3)
+    assert claim.verdict == verdict
+    assert "10.00 ± 0.00 % in the first epoch" in claim.evidence
+    assert "6 runs" in claim.evidence
+
+
+@pytest.mark.parametrize(("both", "verdict"), [(0.01, "seen"), (0.11, "not seen")])
+def test_claim_4_counts_points_with_two_false_parents(tmp_path, both, verdict):
+    write_row(tmp_path, MOCHI, 50, synthetic_both_false=(0, both), synthetic_one_false=(0, 0.08))
+    claim = judged(tmp_path, 4)
+    assert claim.verdict == verdict
+    assert "at least one 8.00" in claim.evidence
+
+
+@pytest.mark.parametrize(
+    ("mochi", "verdict"), [(53, "seen"), (51, "not seen"), (50, "not seen"), (40, "not seen")]
+)
+def test_claim_5_counts_a_gain_beyond_twice_its_standard_error(tmp_path, mochi, verdict):
+    """Deviation 1 and three seeds on both sides: the limit is 2 sqrt(2 / 3) = 1.63."""
+    write_row(tmp_path, MOCO, 50)
+    write_row(tmp_path, MOCHI, mochi)
+    claim = judged(tmp_path, 5)
+    assert claim.verdict == verdict
+    assert f"{mochi - 50:+.2f} ± 0.82" in claim.evidence
+
+
+def test_one_seed_judges_no_accuracy(tmp_path):
+    write_row(tmp_path, MOCO, 50)
+    write_row(tmp_path, MOCHI, 90, seeds=1)
+    claim = judged(tmp_path, 5)
+    assert claim.verdict == "cannot be judged"
+    assert "one seed" in claim.evidence
+
+
+@pytest.mark.parametrize(
+    ("large", "small", "verdict"),
+    [(55, 50, "seen"), (55, 55, "seen in part"), (50, 50, "not seen")],
+)
+def test_claim_6_asks_for_most_settings_and_not_for_the_smallest_n(tmp_path, large, small, verdict):
+    write_row(tmp_path, MOCO, 50)
+    for label in (MOCHI, "MoCHi (1024, 256, 512)", "MoCHi (512, 512, 0)"):
+        write_row(tmp_path, label, large)
+    assert judged(tmp_path, 6).verdict == "cannot be judged", "without a small N"
+    write_row(tmp_path, "MoCHi (64, 64, 0)", small)
+    assert judged(tmp_path, 6).verdict == verdict
+
+
+@pytest.mark.parametrize(("small", "verdict"), [(50, "seen"), (60, "seen"), (40, "not seen")])
+def test_claim_7_sets_mochi_with_a_small_queue_against_the_large_one(tmp_path, small, verdict):
+    write_row(tmp_path, MOCO, 50)
+    write_row(tmp_path, f"{MOCHI}, K = 4096", small)
+    assert judged(tmp_path, 7).verdict == verdict
+    write_row(tmp_path, f"{MOCO}, K = 4096", 70)
+    claim = judged(tmp_path, 7)
+    assert claim.verdict == verdict
+    assert claim.evidence.endswith("of MoCo-v2 50.00 ± 1.00: +20.00 ± 0.82"), "the queue alone"
+
+
+@pytest.mark.parametrize(
+    ("oracle", "verdict"), [(70, "seen"), (60, "seen in part"), (50, "not seen")]
+)
+def test_claim_8_needs_three_gains(tmp_path, oracle, verdict):
+    write_row(tmp_path, MOCO, 50)
+    write_row(tmp_path, MOCHI, 50)
+    write_row(tmp_path, f"{MOCO}, oracle", 60)
+    write_row(tmp_path, f"{MOCHI}, oracle", oracle)
+    assert judged(tmp_path, 8).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("mochi", "verdict"), [(-1.5, "seen"), (-1.0, "not seen"), (0, "not seen")]
+)
+def test_claim_9_takes_less_of_the_loss_as_more_uniform(tmp_path, mochi, verdict):
+    write_row(tmp_path, MOCO, 50, uniformity=-1.0)
+    write_row(tmp_path, MOCHI, 50, uniformity=mochi)
+    assert judged(tmp_path, 9).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "verdict"),
+    [(20, 20, "seen"), (20, 50, "seen in part"), (50, 60, "not seen")],
+)
+def test_claim_10_asks_every_temperature_of_the_sampling(tmp_path, first, second, verdict):
+    write_row(tmp_path, MOCHI, 50)
+    write_row(tmp_path, f"{MOCHI}, softmax-sampled, tau' = 0.05", first)
+    write_row(tmp_path, f"{MOCHI}, softmax-sampled, tau' = 1.0", second)
+    assert judged(tmp_path, 10).verdict == verdict
+
+
+def test_the_page_and_the_data_hold_all_ten(tmp_path):
+    write_row(tmp_path, MOCO, 50)
+    write_row(tmp_path, MOCHI, 53)
+    chosen = options(tmp_path)
+    page, data = write_claims(chosen, judge(chosen))
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| ")]
+    assert len(rows) == 1 + len(CLAIMS)
+    assert "| seen | linear of MoCHi (1024, 1024, 128) 53.00 ± 1.00" in page.read_text()
+    found = json.loads(data.read_text())
+    assert [each["verdict"] for each in found].count("seen") == 1
+    assert found[4]["place"] == "Table 1"

@@ -1,0 +1,232 @@
+"""Two real processes (gloo) do what one does: the same queue, loss and weights."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from hardmix.commands import main as cli
+from hardmix.data.datasets import open_images
+from hardmix.errors import InputError
+from hardmix.evaluation.features import extract
+from hardmix.mixing.plans import HardestNegatives, RowsGenerator, draw
+from hardmix.runtime.device import choose_compute
+from hardmix.runtime.distributed import gather_uneven, one_process_only
+from hardmix.runtime.launch import Launch, first_host, launched
+from hardmix.settings.config import DataConfig
+from hardmix.training.pretrain import pretrain
+from ranks import all_ranks, group_norm_trunk, lines_of, start, state_of, tiny, wait
+
+
+def train_alone_encoder(config, out):
+    pretrain(config, out, trunk=group_norm_trunk())
+
+
+def newest(run):
+    return load_file(sorted((run / "checkpoints").glob("*.safetensors"))[-1])
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_two_processes_train_as_one_does(accumulate, tmp_path):
+    """With group norm an image is encoded alone, and only rounding is left."""
+    config = tiny(train={"accumulate": accumulate}, model={"key_bn_splits": 2})
+    for ranks in (1, 2):
+        all_ranks(train_alone_encoder, config, tmp_path / str(ranks), ranks=ranks)
+    one, two = newest(tmp_path / "1"), newest(tmp_path / "2")
+    assert one.keys() == two.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=0, atol=1e-4)
+    for name in ("ids", "labels", "position", "filled"):
+        assert torch.equal(one[f"objective.memory.{name}"], two[f"objective.memory.{name}"])
+    for alone, both in zip(lines_of(tmp_path / "1"), lines_of(tmp_path / "2"), strict=True):
+        assert alone == pytest.approx(both, abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["mochi", "supervised"])
+def test_the_same_number_of_processes_gives_the_same_bits(method, tmp_path):
+    for name in ("a", "b"):
+        all_ranks(pretrain, tiny(method), tmp_path / name)
+    assert state_of(tmp_path / "a") == state_of(tmp_path / "b")
+
+
+def test_mixing_draws_the_same_on_any_number_of_processes():
+    def drawn(rows, part, parts):
+        generator = RowsGenerator()
+        generator.manual_seed(3)
+        generator.part, generator.parts = part, parts
+        hardest = HardestNegatives(torch.zeros(rows, 4, dtype=torch.int64), torch.ones(rows).long())
+        pairs = draw(hardest, 5, 3, torch.float32, generator)
+        return torch.stack([*pairs, *draw(hardest, 5, 2, torch.float32, generator)], dim=1)
+
+    parts = [drawn(2, part, 3) for part in range(3)]
+    assert torch.equal(torch.cat(parts), drawn(6, 0, 1))
+    assert not torch.equal(parts[0], parts[1])
+
+
+def disturb_rank_1(config, out):
+    from hardmix.training import state as training_state
+
+    check = training_state.check_ranks_agree
+
+    def disturbed(training):
+        if torch.distributed.get_rank() == 1:
+            training.objective.memory.keys[3, 5] += 1e-6
+        check(training)
+
+    import hardmix.training.pretrain as loop
+
+    loop.check_ranks_agree = disturbed
+    pretrain(config, out)
+
+
+def test_a_queue_that_differs_between_ranks_stops_all_and_is_not_saved(tmp_path):
+    log = tmp_path / "log"
+    assert wait(start(disturb_rank_1, tiny(), tmp_path / "run", output=log)) == [2, 2]
+    assert "the queue of rank 1 differ" in (tmp_path / "log-0").read_text()
+    assert "differ" not in (tmp_path / "log-1").read_text()  # said once
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"train": {"batch_size": 15}, "model": {"key_bn_splits": 1}}, "15 is not divisible by"),
+        ({"train": {"batch_size": 18}, "model": {"key_bn_splits": 3}}, "key_bn_splits=3"),
+    ],
+)
+def test_what_two_processes_cannot_share_is_refused_once_by_name(settings, words, tmp_path):
+    log = tmp_path / "log"
+    assert wait(start(pretrain, tiny(**settings), tmp_path / "run", output=log)) == [2, 2]
+    assert words in (tmp_path / "log-0").read_text()
+    assert words not in (tmp_path / "log-1").read_text()
+    assert not (tmp_path / "run").exists()
+
+
+def write_features_of_uneven_sets(folder):
+    for number in (1, 5, 7):
+        images = open_images(DataConfig(name="folder", root=str(folder), workers=0))
+        images = images.select(torch.arange(number))
+        options = {"image_size": 8, "compute": choose_compute("cpu"), "batch_size": 2}
+        found = extract(torch.nn.Flatten(), images, **options)
+        assert found.ids.tolist() == list(range(number))
+        assert found.features[:, 0].argsort().tolist() == list(range(number))
+    rank = torch.distributed.get_rank()
+    assert gather_uneven(torch.full((2 * rank, 3), rank)).shape == (2, 3)
+    with pytest.raises(InputError, match="runs in one process"):
+        one_process_only("this")
+
+
+def test_features_are_shared_out_and_every_image_comes_once(tmp_path):
+    for number in range(7):
+        Image.new("RGB", (8, 8), (30 * number, 0, 0)).save(tmp_path / f"{number}.png")
+    all_ranks(write_features_of_uneven_sets, tmp_path)
+
+
+def fail_on_rank_1(out):
+    if torch.distributed.get_rank() == 1:
+        raise InputError("the disk of this node is gone")
+    pretrain(tiny(), out)
+
+
+def test_what_one_rank_says_reaches_the_user_with_its_rank(tmp_path):
+    statuses = wait(start(fail_on_rank_1, tmp_path / "run", output=tmp_path / "log"))
+    assert statuses == [75, 2]
+    assert "rank 1 stopped: the disk of this node is gone" in (tmp_path / "log-0").read_text()
+
+
+def test_a_rank_that_never_comes_is_named(tmp_path):
+    processes = start(pretrain, tiny(), tmp_path / "run", timeout=2.0, output=tmp_path / "log")
+    os.kill(processes[1].pid, signal.SIGSTOP)
+    processes[0].join(60)
+    os.kill(processes[1].pid, signal.SIGKILL)
+    assert wait(processes) == [75, -signal.SIGKILL]
+    assert re.search(
+        r"rank 1 (of 2 did not come|on \w+ has died)", (tmp_path / "log-0").read_text()
+    )
+
+
+def until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_killed_ends_the_other_which_names_it(victim, tmp_path):
+    config = tiny(train={"epochs": 200, "knn_every": 0})
+    processes = start(pretrain, config, tmp_path / "run", output=tmp_path / "log")
+    until((tmp_path / "run" / "checkpoints" / "step-00000012.json").exists)
+    processes[victim].kill()
+    statuses = wait(processes, seconds=30)
+    assert statuses[victim] == -signal.SIGKILL
+    assert statuses[1 - victim] == 75
+    assert f"rank {victim} on" in (tmp_path / f"log-{1 - victim}").read_text()
+
+
+def test_torchrun_starts_a_killed_rank_again_and_it_goes_on(tmp_path):
+    run = tmp_path / "run"
+    words = "--data.num-images 96 --train.batch-size 16 --train.queue-size 64 --mix.num-hardest 16"
+    words += " --train.epochs 8 --train.knn-every 0 --train.device cpu --train.log-every 100"
+    words += " --train.timeout 60 --resume auto"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--max-restarts", "2", "-m", "hardmix", "--", "pretrain", "demo"]
+    command += ["--out", str(run), *words.split()]
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    until((run / "checkpoints" / "step-00000006.json").exists, seconds=100)
+    os.kill(json.loads((run / "status.json").read_text())["process"], signal.SIGKILL)
+    shown, _ = job.communicate(timeout=100)
+    assert job.returncode == 0, shown
+    assert "Going on from step" in shown
+    assert json.loads((run / "status.json").read_text())["state"] == "done"
+    assert [line["step"] for line in lines_of(run)] == list(range(6, 49, 6))
+
+
+def test_the_variables_of_torchrun_and_of_slurm_say_who_is_who():
+    torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    torchrun |= {"MASTER_ADDR": "a", "MASTER_PORT": "5", "TORCHELASTIC_RESTART_COUNT": "2"}
+    torchrun |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "SLURM_PROCID": "0"}
+    assert launched(torchrun) == Launch(3, 4, 1, 2, "a", 5, 2, True)
+    slurm = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}
+    slurm |= {"SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}
+    slurm |= {"SLURM_JOB_ID": "1234567"}
+    assert launched(slurm) == Launch(5, 8, 1, 4, "gpu07", 24567)
+    assert launched({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}) is None  # a shell in a job
+    assert launched({"RANK": "0", "WORLD_SIZE": "1"}) is None
+    with pytest.raises(InputError, match="WORLD_SIZE is 'two'"):
+        launched({"RANK": "0", "WORLD_SIZE": "two"})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("n1", "n1"),
+        ("n1,n2", "n1"),
+        ("a[3,5-7]", "a3"),
+        ("a[01-02]-ib,b", "a01-ib"),
+        ("", "localhost"),
+    ],
+)
+def test_slurms_first_node(nodes, first):
+    assert first_host(nodes) == first
+
+
+def test_commands_that_many_processes_cannot_share_say_so_once(monkeypatch, capfd):
+    assert set(cli.SHARED) <= set(cli.COMMANDS)
+    for rank, words in (("0", "hardmix finetune runs in one process"), ("1", "")):
+        for name, value in {"RANK": rank, "WORLD_SIZE": "2"}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["finetune", "RUN"])
+        assert ended.value.code == 2
+        shown = capfd.readouterr().err
+        assert words in shown
+        assert bool(shown) == bool(words)
