@@ -19,8 +19,9 @@ from unittest.mock import patch
 import tyro
 
 from hardmix.commands import main as cli
-from hardmix.settings.config import FinetuneConfig, LinearConfig, PretrainConfig
+from hardmix.settings.config import PretrainConfig
 from hardmix.settings.detection_options import DetectionConfig
+from hardmix.settings.evaluation_options import FinetuneConfig, LinearConfig
 
 OF_A_RUN = {
     hint: name for name, hint in get_type_hints(PretrainConfig).items() if is_dataclass(hint)

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from hardmix.errors import InputError
-from hardmix.runs.folder import Run, optimizer_tensors, restore_optimizer, write_atomically
+from hardmix.runs.checkpoints import optimizer_tensors, restore_optimizer
+from hardmix.runs.folder import Run
+from hardmix.runtime.atomic_files import write_atomically
 from hardmix.settings.config import PretrainConfig
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from hardmix.errors import InputError
-from hardmix.runs.folder import Run, check_resumable, read_config, to_json
+from hardmix.runs.folder import Run, check_resumable
 from hardmix.settings.config import (
     DataConfig,
     MixConfig,
@@ -16,6 +16,7 @@ from hardmix.settings.config import (
     TrainConfig,
 )
 from hardmix.settings.recipes import RECIPES
+from hardmix.settings.saved import read_config, to_json
 
 METHODS = ["moco-v1", "moco-v2", "mochi", "supervised"]
 

@@ -17,9 +17,10 @@ from hardmix.commands import main as cli
 from hardmix.errors import InputError, UnfinishedError
 from hardmix.evaluation import linear
 from hardmix.evaluation.detection import detect
-from hardmix.runs.folder import Run, to_json
+from hardmix.runs.folder import Run
 from hardmix.settings.detection_options import SCHEDULES
 from hardmix.settings.recipes import LINEAR_PRESETS, RECIPES
+from hardmix.settings.saved import to_json
 from hardmix.sweep import evaluating as sweep_evaluations
 from hardmix.sweep import sweeping
 from hardmix.sweep.estimates import in_words

@@ -18,8 +18,8 @@ from hardmix.data.image_files import UnreadableImage
 from hardmix.data.image_ops import normalise
 from hardmix.data.thumbnails import thumbnail_of
 from hardmix.errors import InputError
-from hardmix.methods.moco import Contrastive, choose_strategy
-from hardmix.mixing.loss import MochiLoss
+from hardmix.methods.all_methods import build_method
+from hardmix.methods.base import Materials, Method
 from hardmix.mixing.plans import KEY, NO_POINT, MixPlan
 from hardmix.mixing.queue import MemoryQueue
 from hardmix.runs.folder import Run, versions
@@ -52,8 +52,8 @@ class Scene(NamedTuple):
 def look_at_queue(run: Run) -> Found:
     """The run's gallery; an `InputError` says why there is none."""
     config = run.config()
-    if config.method == "supervised":
-        raise InputError("a supervised run has no queue.")
+    if not config.uses("train.queue_size"):
+        raise InputError(f"a run of the method {config.method} has no queue.")
     found = run.load_checkpoint()
     if found is None:
         raise InputError("it has no checkpoint, which holds the queue.")
@@ -65,8 +65,9 @@ def look_at_queue(run: Run) -> Found:
     images = open_images(config.data, "train", config.train.seed)
     if manifest["data"] != fingerprint(images):
         raise InputError("its images have changed since: the queue's ids mean other ones.")
-    objective = restore(config, tensors)
-    scene = look(config, objective, images, sample_ids(images, config.train.seed))
+    method = restore(config, tensors)
+    assert method.memory is not None, "it uses train.queue_size"
+    scene = look(method, method.memory, images, sample_ids(images, config.train.seed))
     queries = [_query(scene, row) for row in range(len(scene.ids))]
     own = int(scene.own.sum())
     note = " Images are embedded by the query encoder from their evaluation crop."
@@ -74,19 +75,19 @@ def look_at_queue(run: Run) -> Found:
     return [replace(gallery(queries, note), mark=mark)], []
 
 
-def restore(config: PretrainConfig, tensors: dict[str, Tensor]) -> Contrastive:
+def restore(config: PretrainConfig, tensors: dict[str, Tensor]) -> Method:
     """Encoders and queue of a checkpoint, in evaluation mode."""
-    objective = Contrastive(config, choose_compute("cpu", "fp32"), config.data.channels, None)
+    method = build_method(config, Materials(choose_compute("cpu", "fp32")))
     prefix = "objective."
     state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
     try:
-        objective.load_state_dict(state)
+        method.load_state_dict(state)
     except RuntimeError as error:
         raise InputError(
             "its checkpoint does not fit its config: it was trained around a network of your own,"
             " or by another version."
         ) from error
-    return objective.eval()
+    return method.eval()
 
 
 def sample_ids(images: ImageSet, seed: int) -> list[int]:
@@ -114,30 +115,18 @@ def sample_ids(images: ImageSet, seed: int) -> list[int]:
 
 
 @torch.no_grad()
-def look(config: PretrainConfig, objective: Contrastive, images: ImageSet, ids: list[int]) -> Scene:
+def look(method: Method, memory: MemoryQueue, images: ImageSet, ids: list[int]) -> Scene:
     """Embed the sample images, compare them with the queue, and plan their points as training."""
-    memory, mix, size = objective.memory, config.mix, config.data.image_size
+    config = method.config
+    size = config.data.image_size
     crops = torch.stack([evaluation_crop(images.image(index), size) for index in ids])
     pictures = normalise(crops.float().div_(255), *channel_statistics(images.channels))
     own = memory.same_image(torch.tensor(ids))
     exclude = own
     if config.oracle and images.labels is not None:
         exclude = own | memory.same_class(images.labels[ids])
-    loss = MochiLoss(
-        mix.num_hardest,
-        mix.num_pairs,
-        mix.num_with_query,
-        config.train.temperature,
-        strategy=choose_strategy(mix, config.train.epochs, config.train.epochs),
-    )
-    outcome, plan = loss.contrast(
-        objective.pair.query(pictures),
-        objective.pair.key(pictures),
-        memory,
-        exclude,
-        mix=config.method == "mochi",
-        generator=torch.Generator().manual_seed(seed_of("gallery points", config.train.seed)),
-    )
+    generator = torch.Generator().manual_seed(seed_of("gallery points", config.train.seed))
+    outcome, plan = method.contrast_images(pictures, exclude, generator)
     return Scene(images, ids, memory, outcome.real, own, plan, outcome.synthetic)
 
 

@@ -14,14 +14,12 @@ from hardmix.bench.lightly_peer import LightlyStep
 from hardmix.bench.official import OfficialMoco, OfficialStep
 from hardmix.bench.test_images import listed
 from hardmix.data.batches import Batch
-from hardmix.methods.moco import Contrastive
 from hardmix.models.backbones import build_backbone
 from hardmix.models.encoders import HEADS
 from hardmix.runs.folder import Run
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import (
     DataConfig,
-    Method,
     MixConfig,
     ModelConfig,
     OptimizerConfig,
@@ -29,8 +27,9 @@ from hardmix.settings.config import (
     PretrainConfig,
     TrainConfig,
 )
+from hardmix.settings.methods import MethodName
 from hardmix.training.pretrain import take_step
-from hardmix.training.setup import prepare
+from hardmix.training.setup import Own, prepare
 from hardmix.training.state import Training
 
 
@@ -53,7 +52,7 @@ Step = Callable[[Batch], Tensor]
 """A whole training step on a batch; returns the loss, without waiting for it."""
 PeerStep = Callable[[Tensor, Tensor], Tensor]
 
-OURS: dict[str, tuple[Method, Precision]] = {
+OURS: dict[str, tuple[MethodName, Precision]] = {
     "mochi_fp32": ("mochi", "fp32"),
     "moco_fp32": ("moco-v2", "fp32"),
     "mochi_bf16": ("mochi", "bf16"),
@@ -118,13 +117,13 @@ def build_training(
     config = step_config(size, method, precision, device, data)
     if variant.endswith(TOGETHER):
         config = replace(config, model=replace(config.model, key_bn_splits=1))
-    training = prepare(config, Run(run), stop=StopRequest())
+    training = prepare(config, Run(run), Own(), StopRequest())
     fill_queue(training)
     return training
 
 
 def step_config(
-    size: StepSize, method: Method, precision: Precision, device: str, data: DataConfig
+    size: StepSize, method: MethodName, precision: Precision, device: str, data: DataConfig
 ) -> PretrainConfig:
     """The paper's settings for ImageNet-100 but for the sizes; no epochs without mixing."""
     return PretrainConfig(
@@ -150,8 +149,8 @@ def step_config(
 
 def fill_queue(training: Training) -> None:
     """Random keys in every slot: MoCHi mixes none that were not written."""
-    assert isinstance(training.objective, Contrastive)
-    memory = training.objective.memory
+    memory = training.method.memory
+    assert memory is not None
     memory.enqueue(normalize(torch.randn_like(memory.keys), dim=1))
 
 
@@ -161,4 +160,4 @@ def random_batch(size: StepSize, device: str) -> Batch:
     generator = torch.Generator().manual_seed(SEED)
     query, key = (torch.randn(shape, generator=generator).to(device) for _ in range(2))
     unknown = torch.full((size.batch,), -1, device=device)
-    return Batch(query, key, unknown, unknown.clone())
+    return Batch((query, key), unknown, unknown.clone())

@@ -23,13 +23,15 @@ from hardmix.evaluation.evaluated_run import Subject, baseline_trunk, open_subje
 from hardmix.evaluation.knn import knn_accuracy
 from hardmix.evaluation.probe import probe_accuracy
 from hardmix.report.page import write_report
-from hardmix.runs.folder import Run, versions, write_atomically
+from hardmix.runs.folder import Run, versions
+from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say, table
-from hardmix.settings.config import DataConfig, Method, PretrainConfig
+from hardmix.settings.config import DataConfig, PretrainConfig
+from hardmix.settings.methods import MethodName
 from hardmix.settings.recipes import RECIPES
 from hardmix.training.pretrain import pretrain
 
-METHODS: tuple[Method, ...] = ("moco-v2", "mochi")
+METHODS: tuple[MethodName, ...] = ("moco-v2", "mochi")
 
 NEIGHBOURS = 200
 TEMPERATURE = 0.07
@@ -71,7 +73,9 @@ def show(out: Path | None, data: DataConfig, *, epochs: int | None = None, seed:
     return file
 
 
-def demo_config(method: Method, data: DataConfig, epochs: int | None, seed: int) -> PretrainConfig:
+def demo_config(
+    method: MethodName, data: DataConfig, epochs: int | None, seed: int
+) -> PretrainConfig:
     """The recipe that fits the data, at the length asked for."""
     recipe = "cifar10" if data.name == "cifar10" else "demo"
     config = RECIPES[recipe].build(method, False)
@@ -124,7 +128,7 @@ def draw(run: Run) -> None:
 def tell(
     scores: dict[str, dict[str, float]],
     config: PretrainConfig,
-    runs: dict[Method, Run],
+    runs: dict[MethodName, Run],
     file: Path,
     seconds: float,
 ) -> None:

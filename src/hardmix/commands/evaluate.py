@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from hardmix.errors import InputError
-from hardmix.settings.config import DataConfig, FinetuneConfig, ProbeSolver
+from hardmix.settings.config import DataConfig
 from hardmix.settings.detection_options import (
     DetectionSchedule,
     DetectionStart,
@@ -18,6 +18,7 @@ from hardmix.settings.detection_options import (
     schedule_of,
     with_batch,
 )
+from hardmix.settings.evaluation_options import FinetuneConfig, ProbeSolver
 from hardmix.settings.recipes import LINEAR_PRESETS
 
 Help = tyro.conf.arg

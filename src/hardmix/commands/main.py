@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, cast, get_args
+from typing import Annotated, Any, Literal, NoReturn, get_args
 
 import tyro
 
@@ -19,7 +19,8 @@ from hardmix import __version__
 from hardmix.commands import benchmarks, draw, evaluate, page, sweeps
 from hardmix.errors import InputError, UnfinishedError
 from hardmix.runtime.launch import launched
-from hardmix.settings.config import DataConfig, Method, PretrainConfig
+from hardmix.settings.config import DataConfig, PretrainConfig
+from hardmix.settings.methods import METHOD_FACTS
 from hardmix.settings.recipes import RECIPES
 
 DESCRIPTION = f"hardmix {__version__}: contrastive pre-training with hard negative mixing (MoCHi)."
@@ -273,7 +274,7 @@ def _base_config(arguments: list[str]) -> tuple[PretrainConfig, list[str]]:
                 " or with --resume auto, which starts or goes on."
             )
     if saved is not None:
-        from hardmix.runs.folder import read_config
+        from hardmix.settings.saved import read_config
 
         return read_config(Path(saved)), rest
     if named is None:
@@ -281,10 +282,10 @@ def _base_config(arguments: list[str]) -> tuple[PretrainConfig, list[str]]:
             return PretrainConfig(), rest
         raise InputError(f"pretrain needs a recipe: {_nearest('', list(RECIPES))}.")
     method = _value(rest, "--method") or "mochi"
-    known = list(get_args(Method))
+    known = list(METHOD_FACTS)
     if method not in known:
         raise InputError(f"there is no method {method!r}: {_nearest(method, known)}.")
-    config = RECIPES[named].build(cast("Method", method), "--oracle" in rest)
+    config = RECIPES[named].build(method, "--oracle" in rest)
     if config.data.name == "shapes" and _value(rest, "--data.root") is not None:
         config = replace(config, data=replace(config.data, name=None))  # recognised by its root
     return config, rest

@@ -1,7 +1,7 @@
 """What a loader gives to a step, and which images of the global batch are this process's."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float32, Int64
@@ -13,22 +13,53 @@ from hardmix.errors import InputError
 class Batch(NamedTuple):
     """One step's images on the training device, normalised."""
 
-    query: Float32[Tensor, "batch channels size size"]
-    key: Float32[Tensor, "batch channels size size"]
+    views: tuple[Float32[Tensor, "batch channels _ _"], ...]
+    """As many of every image as the method looks at."""
     labels: Int64[Tensor, " batch"]
     """-1 where unknown."""
     ids: Int64[Tensor, " batch"]
     """Number of each image in its data set."""
 
+    @property
+    def query(self) -> Float32[Tensor, "batch channels size size"]:
+        """The first view."""
+        return self.views[0]
 
-def on_device(
-    views: Sequence[Float32[Tensor, "batch channels size size"]],
+    @property
+    def key(self) -> Float32[Tensor, "batch channels size size"]:
+        """The last view: of methods with two, the second."""
+        return self.views[-1]
+
+
+def batch_of(
+    views: Sequence[Float32[Tensor, "batch channels _ _"]],
     labels: Int64[Tensor, " batch"],
     ids: Int64[Tensor, " batch"],
 ) -> Batch:
-    """First and last view as query and key, the rest where they are."""
-    query, key = views[0], views[-1]
-    return Batch(query, key, labels.to(query.device), ids.to(query.device))
+    """The views as they are, labels and ids where the views are."""
+    device = views[0].device
+    return Batch(tuple(views), labels.to(device), ids.to(device))
+
+
+class Loader(Protocol):
+    """Batches of an epoch, from any step on, on this process."""
+
+    steps_per_epoch: int
+    unreadable: dict[int, str]
+    """Number of each image that was left out, and why."""
+
+    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+        """Batches of an epoch, from `first_step` on."""
+
+    def close(self) -> None:
+        """End what was started for it."""
+
+
+def parts_of(batch: Batch, number: int) -> list[Batch]:
+    """A batch in as many parts, whose gradients are added up."""
+    views = zip(*(view.chunk(number) for view in batch.views), strict=True)
+    labels, ids = batch.labels.chunk(number), batch.ids.chunk(number)
+    return [Batch(*part) for part in zip(views, labels, ids, strict=True)]
 
 
 def steps_of(num_images: int, batch_size: int) -> int:

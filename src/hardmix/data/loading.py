@@ -22,10 +22,11 @@ from hardmix.data.augment import (
     evaluation_crop,
     make_views,
 )
-from hardmix.data.batches import Batch, on_device, rows_of, steps_of
+from hardmix.data.batches import Batch, Loader, batch_of, rows_of, steps_of
 from hardmix.data.datasets import UNKNOWN, ImageSet, checked, data_name, open_images
 from hardmix.data.image_files import UnreadableImage
 from hardmix.data.image_ops import normalise
+from hardmix.data.own_views import Pipeline, choose_pipelines, make_own_views
 from hardmix.data.shard_loading import ShardLoader
 from hardmix.data.workers import WorkerPool, empty_to_send
 from hardmix.errors import InputError
@@ -57,19 +58,27 @@ def open_loader(
     device: torch.device,
     views: int = 2,
     own: ImageSet | None = None,
-) -> "tuple[ImageSet | None, ViewLoader | ShardLoader]":
+    pipeline: Pipeline | Sequence[Pipeline] | None = None,
+) -> tuple[ImageSet | None, Loader]:
     """The data set of a run (none for shards, which are a stream) and its loader on this rank.
 
-    `own` is a set that the caller's program holds, in place of one by name.
+    `own` is a set that the caller's program holds, in place of one by name, `pipeline` makes a view
+    in place of what data.augmentation names.
     """
+    pipelines = choose_pipelines(data, pipeline, views)
     options = (data, train.batch_size, train.seed, device, rank(), world_size())
     if own is None and data_name(data) == "shards":
-        return None, ShardLoader(*options, parts=train.accumulate)
+        return None, ShardLoader(*options, parts=train.accumulate, pipelines=pipelines)
     if own is None:
         images = open_images(data, "train", train.seed)
     else:
         images = checked(own, data, train.seed)
-    return images, ViewLoader(images, *options, views=views, parts=train.accumulate)
+    loader = ViewLoader(images, *options, views=views, parts=train.accumulate, pipelines=pipelines)
+    if pipelines is not None:  # wrong ones are said now, not by a worker process later
+        first = torch.tensor([_first_readable(images)])
+        image = images.image(int(first))
+        make_own_views([image], first, pipelines, data, train.seed, 0)
+    return images, loader
 
 
 class ViewLoader:
@@ -91,9 +100,10 @@ class ViewLoader:
         world_size: int = 1,
         views: int = 2,
         parts: int = 1,
+        pipelines: tuple[Pipeline, ...] | None = None,
     ) -> None:
         self.steps_per_epoch = steps_of(len(images), batch_size)
-        self._views = views
+        self._views, self._pipelines = views, pipelines
         self.images, self.config, self.seed, self.device = images, config, seed, device
         self.batch_size, self._rows = batch_size, rows_of(rank, world_size, batch_size, parts)
         self.unreadable: dict[int, str] = {}
@@ -103,7 +113,7 @@ class ViewLoader:
         """Yield this rank's batches of an epoch, from `first_step` on."""
         batches = permutation(self.seed, epoch, len(self.images)).split(self.batch_size)
         steps = [ids[self._rows] for ids in batches[first_step : self.steps_per_epoch]]
-        if self.images.tensor is None:
+        if self.images.tensor is None or self._pipelines is not None:
             yield from self._from_files(epoch, steps)
             return
         for ids in steps:
@@ -111,12 +121,19 @@ class ViewLoader:
                 pixels = self.images.tensor[ids].to(self.device)
             with timed("augment"):
                 views = make_views(pixels, ids, self.config, self.seed, epoch, self._views)
-            yield on_device(views, labels_of(self.images, ids), ids)
+            yield batch_of(views, labels_of(self.images, ids), ids)
 
     def _from_files(self, epoch: int, steps: list[Tensor]) -> Iterator[Batch]:
         if self._pool is None:
             whole = self.config.workers > 0 and self.device.type == "cpu"
-            reader = partial(_read_views, self.images, self.config, self.seed, self._views, whole)
+            reader = partial(
+                _read_views,
+                self.images,
+                self.config,
+                self.seed,
+                self._views if self._pipelines is None else self._pipelines,
+                whole,
+            )
             self._pool = WorkerPool(reader, self.config.workers, self.device)
         reading = self._pool.run([(epoch, ids.tolist()) for ids in steps])
         for read in timed_each("waiting" if self.config.workers else "decode", reading):
@@ -128,7 +145,7 @@ class ViewLoader:
                 views: Sequence[Tensor] = tuple(pixels)
                 if pixels.dtype == torch.uint8:
                     views = colour_views(pixels, read.ids, self.config, self.seed, epoch)
-            yield on_device(views, labels_of(self.images, read.ids), read.ids)
+            yield batch_of(views, labels_of(self.images, read.ids), read.ids)
 
     def close(self) -> None:
         """End the worker processes, if there are any; the next epoch starts new ones."""
@@ -182,11 +199,14 @@ def _read_views(
     images: ImageSet,
     config: DataConfig,
     seed: int,
-    views: int,
+    views: int | tuple[Pipeline, ...],
     whole: bool,
     job: tuple[int, list[int]],
 ) -> ReadImages:
-    """Decode and crop the views, if `whole` colour them too: a worker's part of training."""
+    """Decode and crop the views, if `whole` colour them too: a worker's part of training.
+
+    Pipelines of the user's own, in place of a number of views, do all of it.
+    """
     started = time.perf_counter()
     epoch, wanted = job
     ids: list[int] = []
@@ -202,14 +222,33 @@ def _read_views(
         group.append(image)
         if sum(image.numel() for image in group) > TOGETHER or len(ids) == len(wanted):
             numbers = torch.tensor(ids[-len(group) :])
-            crops.append(crop_views(group, numbers, config, seed, epoch, views))
+            crops.append(_make(group, numbers, views, config, seed, epoch))
             group = []
     pixels, numbers = torch.cat(crops, dim=1), torch.tensor(ids)
-    if whole:
+    if whole and pixels.dtype == torch.uint8:
         out = empty_to_send(pixels.shape)
         colour_views(pixels, numbers, config, seed, epoch, out)
         pixels = out
     return ReadImages(pixels, numbers, unreadable, time.perf_counter() - started)
+
+
+def _make(
+    images: list[Tensor],
+    ids: Tensor,
+    views: int | tuple[Pipeline, ...],
+    config: DataConfig,
+    seed: int,
+    epoch: int,
+) -> Tensor:
+    """Crops, to be coloured; or views that a pipeline of the user's has finished."""
+    if isinstance(views, int):
+        return crop_views(images, ids, config, seed, epoch, views)
+    return make_own_views(images, ids, views, config, seed, epoch)
+
+
+def _first_readable(images: ImageSet) -> int:
+    """`checked` has found one among the first."""
+    return next(index for index in range(len(images)) if _read(images, index, {}) is not None)
 
 
 def _read_evaluation(images: ImageSet, size: int, wanted: list[int]) -> ReadImages:

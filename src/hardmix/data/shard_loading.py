@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from hardmix.data.augment import colour_views, crop_views
-from hardmix.data.batches import Batch, on_device, rows_of, steps_of
+from hardmix.data.batches import Batch, batch_of, rows_of, steps_of
+from hardmix.data.own_views import Pipeline, make_own_views
 from hardmix.data.shards import ShardImage, open_shards
 from hardmix.errors import InputError
 from hardmix.runtime.profile import timed
@@ -29,7 +30,9 @@ class ShardLoader:
         rank: int = 0,
         world_size: int = 1,
         parts: int = 1,
+        pipelines: tuple[Pipeline, ...] | None = None,
     ) -> None:
+        self._pipelines = pipelines
         if config.num_images is None:
             raise InputError(
                 "data.num_images is not set, and shards do not tell how many images they hold:"
@@ -76,6 +79,10 @@ class ShardLoader:
         options = self.config, self.seed, epoch
         numbers = torch.tensor(ids)
         with timed("augment"):
-            crops = crop_views(images, numbers, *options)
-            views = colour_views(crops.to(self.device), numbers, *options)
-        return on_device(views, torch.tensor(labels), numbers)
+            if self._pipelines is None:
+                crops = crop_views(images, numbers, *options)
+                views = colour_views(crops.to(self.device), numbers, *options)
+            else:
+                made = make_own_views(images, numbers, self._pipelines, *options)
+                views = tuple(made.to(self.device))
+        return batch_of(views, torch.tensor(labels), numbers)

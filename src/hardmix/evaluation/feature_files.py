@@ -16,7 +16,7 @@ from hardmix.data.datasets import ImageSet, open_images
 from hardmix.data.image_files import read_image
 from hardmix.errors import InputError
 from hardmix.evaluation.features import Features, TrainedEncoder, extract, load_encoder
-from hardmix.runs.folder import write_atomically
+from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say
 from hardmix.runtime.device import choose_compute
 from hardmix.settings.config import DataConfig

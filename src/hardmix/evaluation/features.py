@@ -22,7 +22,7 @@ from hardmix.runs.folder import ENCODER_FORMAT, OWN_TRUNK, Run
 from hardmix.runs.weight_files import read_safetensors
 from hardmix.runtime.console import progress
 from hardmix.runtime.device import Compute
-from hardmix.runtime.distributed import gather_uneven, highest, rank, world_size
+from hardmix.runtime.distributed import agree_on_max, gather_uneven, rank, world_size
 
 
 class Features(NamedTuple):
@@ -146,7 +146,7 @@ def extract(
     finally:
         batches.close()
         trunk.train(training)
-    width = highest(parts[0][0].shape[1] if parts else 0)
+    width = agree_on_max(parts[0][0].shape[1] if parts else 0)
     number = torch.empty(0, dtype=torch.int64)
     nothing = (torch.empty(0, width), number, number)
     columns = (torch.cat(column) for column in zip(*(parts or [nothing]), strict=True))

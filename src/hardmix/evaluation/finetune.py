@@ -22,7 +22,8 @@ from hardmix.evaluation.evaluated_run import Subject, baseline_trunk, open_subje
 from hardmix.evaluation.probe import new_classifier
 from hardmix.runtime.console import progress, say, table
 from hardmix.runtime.random_numbers import permutation, seed_of
-from hardmix.settings.config import DataConfig, FinetuneConfig
+from hardmix.settings.config import DataConfig
+from hardmix.settings.evaluation_options import FinetuneConfig
 from hardmix.settings.schedules import cosine
 
 

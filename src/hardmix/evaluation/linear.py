@@ -22,7 +22,8 @@ from hardmix.evaluation.features import Features
 from hardmix.evaluation.probe import new_classifier, probe_accuracy
 from hardmix.runtime.console import Meter, progress, say, table
 from hardmix.runtime.distributed import one_process_only
-from hardmix.settings.config import DataConfig, LinearConfig, ProbeSolver
+from hardmix.settings.config import DataConfig
+from hardmix.settings.evaluation_options import LinearConfig, ProbeSolver
 from hardmix.settings.schedules import step
 
 SMALL = 100_000

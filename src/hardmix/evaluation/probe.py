@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from hardmix.errors import InputError
 from hardmix.evaluation.accuracy import Accuracy, accuracy_of
 from hardmix.runtime.random_numbers import permutation
-from hardmix.settings.config import ProbeSolver
+from hardmix.settings.evaluation_options import ProbeSolver
 from hardmix.settings.schedules import cosine
 
 SGD_EPOCHS, SGD_BATCH, SGD_RATE = 30, 256, 0.1

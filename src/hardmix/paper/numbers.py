@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, cast
+from typing import Any
 
-from hardmix.settings.config import Method
 from hardmix.settings.recipes import RECIPES
 
 DATA_SETS = {"imagenet100": "ImageNet-100", "imagenet1k": "ImageNet-1k"}
@@ -258,7 +257,7 @@ def _unlike_row(row: PaperRow, config: Mapping[str, Any]) -> list[str]:
 
 def _unlike_recipe(config: Mapping[str, Any]) -> list[str]:
     """Differences from the recipe's own settings, in the order of SETTING_NAMES."""
-    method = cast("Method", config["method"])  # paper_beside knows it
+    method = str(config["method"])
     built = RECIPES[str(config["recipe"])].build(method, bool(config.get("oracle")))
     paper = dataclasses.asdict(built)
     reasons = []

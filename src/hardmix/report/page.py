@@ -22,7 +22,8 @@ from markupsafe import Markup
 from hardmix.errors import InputError
 from hardmix.report import galleries, grouping, overview, provenance, run_figures, training_curves
 from hardmix.report.reading import RunFacts, read_runs
-from hardmix.runs.folder import versions, write_atomically
+from hardmix.runs.folder import versions
+from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say
 
 MARK = "<!-- Made by hardmix report. -->"

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hardmix.runs.folder import MAY_CHANGE, Run
+from hardmix.runs.folder import Run
 from hardmix.settings.config import PretrainConfig
+from hardmix.settings.saved import MAY_CHANGE
 
 METHOD_NAMES = {
     "moco-v1": "MoCo",

@@ -148,24 +148,28 @@ def _check_format(file: Path, manifest: dict[str, Any]) -> None:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """SGD's momentum buffers by the number of their parameter."""
-    state = optimizer.state_dict()["state"]
+    """An optimizer's whole state: "3.momentum_buffer" is that of the fourth parameter."""
     return {
-        f"{number}": values["momentum_buffer"]
-        for number, values in state.items()
-        if values.get("momentum_buffer") is not None
+        f"{number}.{name}": value
+        for number, values in optimizer.state_dict()["state"].items()
+        for name, value in values.items()
+        if isinstance(value, Tensor)
     }
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """The inverse of `optimizer_tensors`.
+    """The inverse of `optimizer_tensors`; a number alone is SGD's momentum, as of older versions.
 
-    Buffers get their parameter's memory format: fused SGD pairs them by place in memory.
+    What has a parameter's shape gets its memory format: fused optimizers pair by place in memory.
     """
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    values: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        number, _, name = key.partition(".")
+        parameter = parameters[int(number)]
+        if tensor.shape == parameter.shape:
+            tensor = torch.empty_like(parameter).copy_(tensor)
+        values.setdefault(int(number), {})[name or "momentum_buffer"] = tensor
     state = optimizer.state_dict()
-    state["state"] = {
-        int(number): {"momentum_buffer": torch.empty_like(parameters[int(number)]).copy_(value)}
-        for number, value in tensors.items()
-    }
+    state["state"] = values
     optimizer.load_state_dict(state)

@@ -15,38 +15,24 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal
 
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from hardmix.errors import InputError
 from hardmix.runs.checkpoints import Checkpoint, load_newest, pack, write_checkpoint
-from hardmix.runs.checkpoints import optimizer_tensors as optimizer_tensors
-from hardmix.runs.checkpoints import restore_optimizer as restore_optimizer
 from hardmix.runtime.atomic_files import append_line, room, write_atomically
 from hardmix.runtime.distributed import is_main
 from hardmix.settings.config import PretrainConfig
-from hardmix.settings.saved import MAY_CHANGE as MAY_CHANGE
 from hardmix.settings.saved import check_same_run, read_config, to_json
-
-__all__ = [
-    "ENCODER_FORMAT",
-    "MAY_CHANGE",
-    "OWN_TRUNK",
-    "Run",
-    "check_resumable",
-    "optimizer_tensors",
-    "read_config",
-    "restore_optimizer",
-    "to_json",
-    "versions",
-    "write_atomically",
-]
 
 ENCODER_FORMAT = "hardmix-encoder-1"
 OWN_TRUNK = "own"
 """The backbone's name in the file of an encoder around a user's network."""
+
+Resume = bool | Literal["auto"]
+"""Whether to go on with a run; "auto" starts one where there is none."""
 
 
 class Run:
@@ -75,8 +61,7 @@ class Run:
         run = cls(path)
         if not is_main():
             return run
-        if run.config_file.exists():
-            run.refuse_to_start()
+        run.resumes(False)
         try:
             run.path.mkdir(parents=True, exist_ok=True)
             write_atomically(run.config_file, to_json(config))
@@ -92,12 +77,20 @@ class Run:
             raise InputError(f"{run.path} is not a run: it has no config.json.")
         return run
 
-    def refuse_to_start(self) -> NoReturn:
-        """Say that there is a run already."""
-        raise InputError(
-            f"--out {self.path} already holds a run: add --resume to go on with it, or choose"
-            " another folder."
-        )
+    def resumes(self, resume: Resume) -> bool:
+        """Whether there is a run to go on with; refused where the answer is not the one wanted."""
+        exists = self.config_file.exists()
+        if exists and not resume:
+            raise InputError(
+                f"--out {self.path} already holds a run: add --resume to go on with it, or choose"
+                " another folder."
+            )
+        if not exists and resume is True:
+            raise InputError(
+                f"--out {self.path} holds no run to resume (no config.json): start it without"
+                " --resume, or with --resume auto, which starts or goes on."
+            )
+        return exists
 
     def config(self) -> PretrainConfig:
         """The config it was started with."""

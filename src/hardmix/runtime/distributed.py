@@ -2,11 +2,12 @@
 
 Every function may be called without torch.distributed; tests and single-device runs then read the
 same as `torchrun`. Rank order is the order of rows everywhere. Tensors on GPUs travel by NCCL,
-others by gloo. How processes find each other, and leave, stands in joining.py.
+others by gloo. How processes find each other, and leave, stands in rendezvous.py.
 """
 
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 import torch.distributed
@@ -84,13 +85,13 @@ def broadcast_text(text: str) -> str:
 @torch.no_grad()
 def mean_over_ranks(values: dict[str, float]) -> dict[str, float]:
     """The mean of each number over all ranks, which must know the same names."""
-    if world_size() == 1:
+    if world_size() == 1 or not values:
         return values
     rows = gather(torch.tensor([list(values.values())], dtype=torch.float64))
     return dict(zip(values, rows.mean(dim=0).tolist(), strict=True))
 
 
-def highest(value: int) -> int:
+def agree_on_max(value: int) -> int:
     """The highest of all ranks' numbers: how they agree on what to do next.
 
     Between CPUs, so that no GPU is waited for; a process that died is noticed here at once.
@@ -102,29 +103,29 @@ def highest(value: int) -> int:
     return int(agreed)
 
 
-def averaged(module: nn.Module, images: Shaped[Tensor, "batch ..."]) -> nn.Module:
+def data_parallel(module: nn.Module, example: Shaped[Tensor, "batch ..."]) -> nn.Module:
     """`module` with gradients averaged over all ranks; on one process the module itself.
 
     Buffers stay each rank's own: DistributedDataParallel would send all of them at every step. A
-    first pass with `images` settles in which order gradients are summed, else a resumed run would
+    first pass with `example` settles in which order gradients are summed, else a resumed run would
     differ from the unbroken one in its last bits; it leaves no trace.
     """
     if world_size() == 1:
         return module
     buffers = [buffer.clone() for buffer in module.buffers()]
-    unused = _unused_parameters(module, images)
-    shared = data_parallel(module, images.device, unused=unused)
-    shared(images).sum().backward()
+    unused = _unused_parameters(module, example)
+    shared = wrap(module, example.device, unused=unused)
+    shared(example).sum().backward()
     for buffer, before in zip(module.buffers(), buffers, strict=True):
         buffer.copy_(before)
     module.zero_grad()
     return shared
 
 
-def data_parallel(
+def wrap(
     module: nn.Module, device: torch.device, *, unused: bool = False
 ) -> DistributedDataParallel:
-    """Gradients averaged over all ranks; `unused`: not every parameter has one at each step."""
+    """Torch's own wrapper; `unused`: not every parameter has a gradient at each step."""
     device_ids = [device.index] if device.type == "cuda" else None
     with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of torch 2.15's name
         return DistributedDataParallel(
@@ -132,11 +133,25 @@ def data_parallel(
         )
 
 
-def unaveraged(module: nn.Module, more_follow: bool) -> AbstractContextManager[None]:
+@contextmanager
+def no_sync(modules: Iterable[nn.Module], more_follow: bool = True) -> Iterator[None]:
     """Within, gradients stay this rank's own: those of a part of a batch, to be added up."""
-    if more_follow and isinstance(module, DistributedDataParallel):
-        return module.no_sync()
-    return nullcontext()
+    with ExitStack() as stack:
+        for module in modules:
+            if more_follow and isinstance(module, DistributedDataParallel):
+                stack.enter_context(module.no_sync())
+        yield
+
+
+def share_state(module: nn.Module) -> None:
+    """Rank 0's weights, statistics and other state on every rank."""
+    for tensor in module.state_dict().values():
+        broadcast(tensor)
+
+
+def gather_parts(rows: Shaped[Tensor, "rows ..."], parts: int) -> Shaped[Tensor, "all_rows ..."]:
+    """Every rank's rows in the order of the global batch, of which each rank has part by part."""
+    return torch.cat([gather(part) for part in rows.chunk(parts)])
 
 
 def _unused_parameters(module: nn.Module, images: Tensor) -> bool:

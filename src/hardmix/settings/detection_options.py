@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hardmix.errors import InputError
-from hardmix.settings.config import check_above, check_between
+from hardmix.settings.bounds import check_above, check_between
 
 DetectionTask = Literal["voc", "coco"]
 DetectionSchedule = Literal["24k", "1x", "2x", "short"]

@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 
 from hardmix.settings.config import (
     DataConfig,
-    LinearConfig,
-    Method,
     MixConfig,
     ModelConfig,
     OptimizerConfig,
     PretrainConfig,
     TrainConfig,
 )
+from hardmix.settings.evaluation_options import LinearConfig
+from hardmix.settings.methods import MethodName
 
 
-def imagenet100(method: Method = "mochi", oracle: bool = False) -> PretrainConfig:
+def imagenet100(method: MethodName = "mochi", oracle: bool = False) -> PretrainConfig:
     """ImageNet-100 as in Table 1: ResNet-50, 200 epochs, batch 128, queue of 16384.
 
     The paper does not name the backbone of these runs; ResNet-50 is official MoCo's.
@@ -26,7 +26,7 @@ def imagenet100(method: Method = "mochi", oracle: bool = False) -> PretrainConfi
     return _with_method(PretrainConfig(recipe="imagenet100", oracle=oracle), method)
 
 
-def imagenet1k(method: Method = "mochi", oracle: bool = False) -> PretrainConfig:
+def imagenet1k(method: MethodName = "mochi", oracle: bool = False) -> PretrainConfig:
     """ImageNet-1k as in Table 2: ResNet-50, 200 epochs, batch 256, queue of 65536."""
     config = PretrainConfig(
         recipe="imagenet1k",
@@ -38,7 +38,7 @@ def imagenet1k(method: Method = "mochi", oracle: bool = False) -> PretrainConfig
     return _with_method(config, method)
 
 
-def cifar10(method: Method = "mochi", oracle: bool = False) -> PretrainConfig:
+def cifar10(method: MethodName = "mochi", oracle: bool = False) -> PretrainConfig:
     """CIFAR-10 on a laptop's CPU with the `small` backbone.
 
     Not in the paper. N/K and s/K are near those of its ImageNet-100 runs, and so is the share of
@@ -56,7 +56,7 @@ def cifar10(method: Method = "mochi", oracle: bool = False) -> PretrainConfig:
     return _with_method(config, method)
 
 
-def demo(method: Method = "mochi", oracle: bool = False) -> PretrainConfig:
+def demo(method: MethodName = "mochi", oracle: bool = False) -> PretrainConfig:
     """The embedded shapes on a laptop's CPU, to see it work."""
     config = PretrainConfig(
         recipe="demo",
@@ -74,7 +74,7 @@ def demo(method: Method = "mochi", oracle: bool = False) -> PretrainConfig:
 class Entry:
     """A recipe with what `hardmix recipes` says of it."""
 
-    build: Callable[[Method, bool], PretrainConfig]
+    build: Callable[[MethodName, bool], PretrainConfig]
     place: str
     expected: str
     cost: str
@@ -116,28 +116,37 @@ LINEAR_PRESETS: dict[str, LinearConfig] = {
 """Linear evaluation as the paper (App. C.1) and official MoCo run it."""
 
 
-def _with_method(config: PretrainConfig, method: Method) -> PretrainConfig:
-    """The settings that make the method (decisions of official MoCo, v1 and v2)."""
-    if method == "moco-v1":
-        return replace(
-            config,
-            method=method,
-            data=replace(config.data, augmentation="moco-v1"),
-            model=replace(config.model, head="linear"),
-            optimizer=replace(
-                config.optimizer,
-                schedule="step",
-                milestones=(config.train.epochs * 3 // 5, config.train.epochs * 4 // 5),
-            ),
-            train=replace(config.train, temperature=0.07),
-        )
-    if method == "supervised":
-        # The paper does not give its supervised recipe: crop, flip and learning rate are those of
-        # PyTorch's ImageNet example.
-        return replace(
-            config,
-            method=method,
-            data=replace(config.data, augmentation="plain"),
-            optimizer=replace(config.optimizer, lr=0.1 * config.train.batch_size / 256),
-        )
-    return replace(config, method=method)
+def _with_method(config: PretrainConfig, method: MethodName) -> PretrainConfig:
+    """The settings that make the method; most need none but the recipe's."""
+    preset = PRESETS.get(method)
+    return replace(config if preset is None else preset(config), method=method)
+
+
+def _moco_v1(config: PretrainConfig) -> PretrainConfig:
+    """Official MoCo's first version."""
+    epochs = config.train.epochs
+    return replace(
+        config,
+        data=replace(config.data, augmentation="moco-v1"),
+        model=replace(config.model, head="linear"),
+        optimizer=replace(
+            config.optimizer, schedule="step", milestones=(epochs * 3 // 5, epochs * 4 // 5)
+        ),
+        train=replace(config.train, temperature=0.07),
+    )
+
+
+def _supervised(config: PretrainConfig) -> PretrainConfig:
+    """The paper does not give its recipe: views and learning rate of PyTorch's ImageNet example."""
+    return replace(
+        config,
+        data=replace(config.data, augmentation="plain"),
+        optimizer=replace(config.optimizer, lr=0.1 * config.train.batch_size / 256),
+    )
+
+
+PRESETS: dict[MethodName, Callable[[PretrainConfig], PretrainConfig]] = {
+    "moco-v1": _moco_v1,
+    "supervised": _supervised,
+}
+"""What a method changes in every recipe."""

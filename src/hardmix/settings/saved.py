@@ -4,76 +4,31 @@ import dataclasses
 import json
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hardmix.errors import InputError
 from hardmix.settings.config import PretrainConfig
+from hardmix.settings.facts import SettingFacts, facts_of
+from hardmix.settings.methods import METHOD_FACTS
 
 Config = TypeVar("Config")
 
-MAY_CHANGE = {
-    "train.epochs",
-    "train.stop_epoch",
-    "train.device",
-    "train.log_every",
-    "train.knn_every",
-    "train.save_every",
-    "train.save_minutes",
-    "train.keep_every",
-    "train.on_nan",
-    "train.timeout",
-    "train.tensorboard",
-    "train.profile",
-    "data.root",
-    "data.workers",
-    "data.max_unreadable",
-}
+FACTS: dict[str, SettingFacts] = facts_of(PretrainConfig)
+"""Of every shared setting of a run, by its dotted name."""
+
+MAY_CHANGE = frozenset(name for name, facts in FACTS.items() if facts.resume)
 """Settings that may differ when a run is resumed. A folder may move: its images are compared."""
 
-MUST_MATCH = {
-    "recipe",
-    "method",
-    "oracle",
-    "data.name",
-    "data.num_images",
-    "data.image_size",
-    "data.channels",
-    "data.augmentation",
-    "data.blur",
-    "data.min_scale",
-    "data.max_pixels",
-    "model.backbone",
-    "model.head",
-    "model.dim",
-    "model.key_momentum",
-    "model.key_bn_splits",
-    "mix.num_hardest",
-    "mix.num_pairs",
-    "mix.num_with_query",
-    "mix.warm_up_epochs",
-    "mix.warm_up_steps",
-    "mix.strategy",
-    "mix.real_negatives",
-    "mix.through_query",
-    "mix.sampling_temperature",
-    "mix.percentage",
-    "mix.percentage_end",
-    "optimizer.lr",
-    "optimizer.momentum",
-    "optimizer.weight_decay",
-    "optimizer.schedule",
-    "optimizer.milestones",
-    "train.batch_size",
-    "train.accumulate",
-    "train.queue_size",
-    "train.queue_start",
-    "train.exclude_same_image",
-    "train.temperature",
-    "train.seed",
-    "train.precision",
-}
-"""Settings that make a run what it is: with others it would be another one."""
+MUST_MATCH = FACTS.keys() - MAY_CHANGE
+"""Settings that may not: with others it would be another run."""
+
+MAY_DIFFER = frozenset(name for name, facts in FACTS.items() if not facts.identity)
+"""Settings that change nothing in what is trained: runs that differ in them alone are compared."""
+
+LABELS = {name: facts.label for name, facts in FACTS.items() if facts.label}
+"""How tables and figures tell two runs apart, in the order in which it is written."""
 
 
 def to_json(config: Any) -> bytes:
@@ -92,6 +47,14 @@ def read_config(file: Path) -> PretrainConfig:
     return _build(PretrainConfig, values, str(file))
 
 
+def _options(values: Any, method: Any, where: str) -> Any:
+    """A method's own settings; None where it has none, or nothing was said of them."""
+    facts = METHOD_FACTS.get(method) if isinstance(method, str) else None
+    if values is None or facts is None or facts.options is None:
+        return values
+    return _build(facts.options, values, where)
+
+
 def _build(kind: type[Config], values: Any, where: str) -> Config:
     """A dataclass from plain values: unknown names and wrong kinds are refused by name."""
     if not isinstance(values, dict):
@@ -105,7 +68,9 @@ def _build(kind: type[Config], values: Any, where: str) -> Config:
     built = {}
     for name, value in values.items():
         hint, place = hints[name], f"{where}: {name}"
-        if dataclasses.is_dataclass(hint):
+        if kind is PretrainConfig and name == "options":
+            built[name] = _options(value, values.get("method"), place)
+        elif dataclasses.is_dataclass(hint):
             built[name] = _build(typing.cast("type[Any]", hint), value, place)
         else:
             built[name] = tuple(value) if isinstance(value, list) else value
@@ -131,10 +96,19 @@ def _fits(value: Any, hint: Any) -> bool:
 
 def settings(config: PretrainConfig) -> dict[str, Any]:
     """Every setting by its name on the command line: "train.epochs" and so on."""
+    return flatten(dataclasses.asdict(config))
+
+
+def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved config's settings by their dotted names; a method's own are "NAME.setting"."""
     found: dict[str, Any] = {}
-    for group, value in dataclasses.asdict(config).items():
-        names = value if isinstance(value, dict) else {"": value}
-        found |= {f"{group}.{name}".rstrip("."): each for name, each in names.items()}
+    for group, value in config.items():
+        if group == "options":
+            group, value = str(config.get("method")), value or {}
+        if isinstance(value, dict):
+            found |= {f"{group}.{name}": each for name, each in value.items()}
+        else:
+            found[group] = value
     return found
 
 

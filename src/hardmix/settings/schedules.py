@@ -24,6 +24,11 @@ def step(epoch: float, milestones: Sequence[float], factor: float = 0.1) -> floa
     return factor ** sum(epoch >= milestone for milestone in milestones)
 
 
+def warm_up(epoch: float, epochs: float) -> float:
+    """The factor on the learning rate, from 0 up to 1 on a line over so many epochs."""
+    return min(epoch / epochs, 1.0) if epochs > 0 else 1.0
+
+
 def mixing_started(now: float, warm_up: float) -> bool:
     """Sec. 5: no points are synthesised in the first 10 (ImageNet-100) or 15 (ImageNet-1k) epochs.
 

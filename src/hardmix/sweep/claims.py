@@ -16,7 +16,8 @@ from hardmix.analysis.hardness import half_holders
 from hardmix.analysis.records import Record, epoch_means, read_records
 from hardmix.evaluation.accuracy import mean_and_deviation
 from hardmix.report.grouping import difference
-from hardmix.runs.folder import Run, write_atomically
+from hardmix.runs.folder import Run
+from hardmix.runtime.atomic_files import write_atomically
 from hardmix.sweep.grids import BEST
 from hardmix.sweep.planning import SweepOptions, make_plan
 from hardmix.sweep.results import Line, collect

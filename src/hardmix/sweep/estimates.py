@@ -14,7 +14,6 @@ from hardmix.settings.recipes import RECIPES
 from hardmix.sweep.grid_rows import Row
 from hardmix.sweep.planning import Job, Plan, config_of, run_name, same_run, share_of
 from hardmix.sweep.scales import IMAGES, IMAGES_PER_SECOND, comparable, describe_scale
-from hardmix.training.messages import last_epoch
 
 State = Literal["finished", "begun", "new"]
 
@@ -75,9 +74,9 @@ def images_left(job: Job, plan: Plan) -> int:
         done = max((line["epoch"] + 1 for line in run.metrics() if "loss" in line), default=0)
     elif job.continues is not None:
         jobs = {each.name: each.config for chain in plan.chains for each in chain}
-        done = last_epoch(jobs[job.continues])
+        done = jobs[job.continues].train.last_epoch
     per_epoch = config.data.num_images or IMAGES[config.recipe]
-    return max(0, last_epoch(config) - done) * per_epoch
+    return max(0, config.train.last_epoch - done) * per_epoch
 
 
 def seconds_of(jobs: Sequence[Job], plan: Plan, speed: Speed) -> float:
@@ -131,7 +130,7 @@ def _describe(row: Row, plan: Plan, jobs: dict[str, Job], speed: Speed) -> list[
     configs = [config_of(row, options, seed) for seed in options.every_seed]
     own = [jobs[run_name(config)] for config in configs]
     states = Counter(state_of(Run(plan.folder(job.name))) for job in own)
-    epochs = str(last_epoch(configs[0]))
+    epochs = str(configs[0].train.last_epoch)
     if configs[0].train.stop_epoch is not None:
         epochs += f" of {configs[0].train.epochs}"
     runs = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hardmix.paper.numbers import METHODS, PaperRow, printed_rows
-from hardmix.settings.config import Method
+from hardmix.settings.methods import MethodName
 from hardmix.settings.recipes import RECIPES
 
 Evaluation = Literal["linear", "knn", "embedding", "proxy", "voc", "coco"]
@@ -49,7 +49,7 @@ class Row:
     """One line of a grid, in the paper's units."""
 
     label: str
-    method: Method
+    method: MethodName
     recipe: str
     queue_size: int
     mix: Mix | None = None
@@ -113,7 +113,7 @@ def baseline_of(row: Row, rows: Sequence[Row]) -> Row | None:
     return None
 
 
-def make_row(method: Method, mix: Mix | None = None, **fields: Any) -> Row:
+def make_row(method: MethodName, mix: Mix | None = None, **fields: Any) -> Row:
     """A row with the label that tells it from the others of its grid."""
     recipe = fields.setdefault("recipe", "imagenet100")
     usual = RECIPES[recipe].build(method, False).train.queue_size

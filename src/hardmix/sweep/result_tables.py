@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hardmix.errors import InputError
-from hardmix.runs.folder import versions, write_atomically
+from hardmix.runs.folder import versions
+from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say, table
 from hardmix.sweep.estimates import shown_mix
 from hardmix.sweep.results import Cell, Line, Measure, SweepResult

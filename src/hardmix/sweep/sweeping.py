@@ -15,8 +15,8 @@ from hardmix.analysis.analyze import compare
 from hardmix.analysis.figures import save
 from hardmix.errors import InputError, LockedError, UnfinishedError
 from hardmix.report.page import write_report
-from hardmix.runs.folder import Run, write_atomically
-from hardmix.runtime.atomic_files import locked_folder
+from hardmix.runs.folder import Run
+from hardmix.runtime.atomic_files import locked_folder, write_atomically
 from hardmix.runtime.console import say, warn
 from hardmix.runtime.signals import StopRequest, listening
 from hardmix.sweep.claims import JUDGED, judge, write_claims

@@ -1,28 +1,22 @@
 """What a training run says: before, while and after."""
 
-import importlib.util
 import json
 import math
 from typing import Any
 
 from hardmix.data.datasets import ImageSet
-from hardmix.errors import InputError
 from hardmix.runs.folder import Run
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say, table, warn
 from hardmix.runtime.device import Compute
 from hardmix.runtime.distributed import is_main, world_size
 from hardmix.runtime.profile import SKIPPED, Stopwatch
-from hardmix.settings.config import PretrainConfig
+from hardmix.settings.config import OptimizerConfig, PretrainConfig
+from hardmix.settings.saved import settings
+from hardmix.settings.titles import method_title
 
 COLLAPSED = 0.05
 """Spread of the keys (1 for a uniform sphere) below which all images look the same."""
-
-
-def last_epoch(config: PretrainConfig) -> int:
-    """How many epochs of the schedule are trained."""
-    stop = config.train.stop_epoch
-    return config.train.epochs if stop is None else min(stop, config.train.epochs)
 
 
 def watch(line: dict[str, Any]) -> None:
@@ -34,37 +28,9 @@ def watch(line: dict[str, Any]) -> None:
         )
 
 
-class Board:
-    """TensorBoard's copy of metrics.jsonl, or nothing where train.tensorboard is off."""
-
-    def __init__(self, config: PretrainConfig) -> None:
-        self._writer: Any = None
-        if config.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
-            raise InputError(
-                "train.tensorboard needs TensorBoard, which is not installed:"
-                " pip install 'hardmix[tensorboard]'."
-            )
-        self._wanted = config.train.tensorboard
-
-    def open(self, run: Run, step: int) -> None:
-        """Begin after `step`; what a stopped run wrote beyond it is dropped."""
-        if self._wanted and is_main():
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=step + 1)
-
-    def show(self, line: dict[str, Any]) -> None:
-        """Every number of a line of metrics.jsonl, by its name."""
-        if self._writer is not None:
-            for name, value in line.items():
-                if name != "step":
-                    self._writer.add_scalar(name, value, line["step"])
-            self._writer.flush()
-
-
 def progress_text(line: dict[str, Any], config: PretrainConfig) -> str:
     """How it goes, on one line."""
-    text = f"epoch {line['epoch'] + 1}/{last_epoch(config)} loss {line['loss']:.3f}"
+    text = f"epoch {line['epoch'] + 1}/{config.train.last_epoch} loss {line['loss']:.3f}"
     if "proxy_accuracy" in line:
         chance = math.log(1 + config.train.queue_size)
         text += f" (chance {chance:.2f}) proxy {line['proxy_accuracy']:.0%}"
@@ -76,24 +42,32 @@ def describe_start(
     config: PretrainConfig, images: ImageSet | None, compute: Compute, run: Run
 ) -> None:
     """What will be run, before it is."""
-    mixing = f"({config.mix.num_hardest}, {config.mix.num_pairs}, {config.mix.num_with_query})"
-    groups = max(config.model.key_bn_splits, world_size())
     data = "shards" if images is None else f"{images.name}, {len(images)} images"
+    views = config.data.augmentation if config.data.views is None else config.data.views
     rows = [
-        ["method", config.method + (f" {mixing}" if config.method == "mochi" else "")],
-        ["oracle", "yes" if config.oracle else "no"],
-        ["data", f"{data}, {config.data.image_size} px, {config.data.augmentation} views"],
-        ["backbone", f"{config.model.backbone}, {config.model.head} head"],
-        ["batch, queue", f"{config.train.batch_size}, {config.train.queue_size}"],
+        ["method", method_title(settings(config))],
+        ["data", f"{data}, {config.data.image_size} px, {views} views"],
+        ["backbone", config.model.backbone],
+        ["batch", f"{config.train.batch_size}"],
         ["processes", f"{world_size()}, {config.train.batch_size // world_size()} images each"],
-        ["epochs", f"{last_epoch(config)} of {config.train.epochs}, {config.optimizer.schedule}"],
-        ["learning rate", f"{config.optimizer.lr}"],
-        ["temperature", f"{config.train.temperature}"],
+        ["epochs", f"{config.train.last_epoch} of {config.train.epochs}"],
+        ["optimizer", _optimizer(config.optimizer)],
         ["precision", compute.reason],
-        ["key batch norm", f"{groups} groups, each normalised alone"],
-        ["folder", str(run.path)],
     ]
+    if config.uses("train.queue_size"):
+        groups = max(config.model.key_bn_splits, world_size())
+        rows += [
+            ["queue, temperature", f"{config.train.queue_size}, {config.train.temperature}"],
+            ["head", f"{config.model.head}, {config.model.dim} dimensions"],
+            ["key batch norm", f"{groups} groups, each normalised alone"],
+        ]
+    rows.append(["folder", str(run.path)])
     table(f"hardmix pretrain {config.recipe}", ["setting", "value"], rows)
+
+
+def _optimizer(config: OptimizerConfig) -> str:
+    warm_up = f", {config.warm_up_epochs:g} epochs of warm-up" if config.warm_up_epochs else ""
+    return f"{config.name}, learning rate {config.lr:g}, {config.schedule}{warm_up}"
 
 
 def summarize(
@@ -123,7 +97,7 @@ def summarize(
         say(f"  hardmix knn {run.path} --baseline pixels untrained")
         say(f"  hardmix linear {run.path}")
     say(f"  hardmix features {run.path} --data.root FOLDER --out features.csv")
-    longer = f"--resume --train.epochs {2 * last_epoch(config)}"
+    longer = f"--resume --train.epochs {2 * config.train.last_epoch}"
     say(f"  hardmix pretrain --out {run.path} {longer}")
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from hardmix.methods.base import NonFiniteError
+from hardmix.methods.base import Method, NonFiniteError
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.distributed import rank
 
@@ -31,11 +31,12 @@ def check_gradients(loss: Float[Tensor, ""], parameters: Iterable[nn.Parameter])
         raise NonFiniteError(f"gradients hold NaN or infinity (loss {float(loss):.4g})")
 
 
-class Statistics:
+class BatchNormSnapshot:
     """Batch norm's running statistics before a step, to undo what a broken batch did to them."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._buffers = list(module.buffers())
+    def __init__(self, method: Method) -> None:
+        kept = set(map(id, method.replicated().values()))  # a step does not change these in time
+        self._buffers = [buffer for buffer in method.buffers() if id(buffer) not in kept]
         self._copies = [buffer.clone() for buffer in self._buffers]
 
     @torch.no_grad()

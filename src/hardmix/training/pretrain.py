@@ -1,45 +1,53 @@
 """The main job: from images to an encoder. Reads top to bottom in the order of events."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hardmix.data.batches import Batch
+from hardmix.data.batches import Batch, parts_of
 from hardmix.data.changed_data import write_list
 from hardmix.data.datasets import ImageSet, has_test, open_images
+from hardmix.data.own_views import OWN_VIEWS, Pipeline
 from hardmix.data.workers import dead_workers_named
 from hardmix.errors import InputError, UnfinishedError
 from hardmix.evaluation.features import extract
 from hardmix.evaluation.knn import knn_accuracy
-from hardmix.methods.base import NonFiniteError
-from hardmix.methods.moco import Moment
+from hardmix.methods.base import NonFiniteError, StepOutcome, TrainingPosition
 from hardmix.mixing.plans import Strategy
-from hardmix.runs.folder import OWN_TRUNK, Run, check_resumable
+from hardmix.runs.folder import OWN_TRUNK, Resume, Run, check_resumable
 from hardmix.runtime.atomic_files import locked_folder, remove_leftovers
 from hardmix.runtime.console import Meter, progress, say, warn
-from hardmix.runtime.distributed import broadcast, highest, is_main, mean_over_ranks, rank
+from hardmix.runtime.distributed import (
+    agree_on_max,
+    broadcast,
+    is_main,
+    mean_over_ranks,
+    no_sync,
+    rank,
+)
 from hardmix.runtime.profile import end_step, profiling, start_steps, timed
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.runtime.signals import listening
 from hardmix.settings.config import PretrainConfig
-from hardmix.settings.schedules import cosine, shown_epochs, step
+from hardmix.settings.schedules import shown_epochs
 from hardmix.training.messages import (
     describe_start,
-    last_epoch,
     progress_text,
     summarize,
     tell_profile,
     watch,
 )
+from hardmix.training.metric_logs import OnLog
 from hardmix.training.nan_guard import check_gradients
-from hardmix.training.setup import prefill, prepare
+from hardmix.training.optimizers import clip_gradients, parameters_of, set_learning_rate
+from hardmix.training.setup import Own, prepare
 from hardmix.training.state import (
     Training,
     check_ranks_agree,
@@ -52,9 +60,6 @@ from hardmix.training.state import (
 KNN_IMAGES = 10_000
 """Images of each split that the k-NN accuracy during training looks at, at most."""
 
-Resume = bool | Literal["auto"]
-"""Whether to go on with a run; "auto" starts one where there is none."""
-
 
 def pretrain(
     config: PretrainConfig,
@@ -64,13 +69,16 @@ def pretrain(
     trunk: nn.Module | None = None,
     strategy: Strategy | None = None,
     images: ImageSet | None = None,
+    views: Pipeline | Sequence[Pipeline] | None = None,
+    on_log: OnLog | None = None,
     allow_changed_data: bool = False,
 ) -> Run:
     """Train an encoder and write the run's folder.
 
     For the library: `trunk` is a network of your own, `strategy` your own way to plan points,
-    `images` a set that your program holds (of the last two the config then says "own";
-    docs/extending.md). With `resume` a stopped run goes on where its last checkpoint is, and a
+    `images` a set that your program holds, `views` a pipeline that makes a view of an image (of the
+    last three the config then says "own"; docs/extending.md), and `on_log` is called with every
+    line of metrics.jsonl. With `resume` a stopped run goes on where its last checkpoint is, and a
     finished one with more epochs (App. C.1: the 800-epoch runs) from its end. SIGTERM, SIGINT and
     SIGUSR1 save and raise `UnfinishedError`. Within torch.distributed every rank calls this, and
     rank 0 writes.
@@ -79,12 +87,15 @@ def pretrain(
         config = replace(config, mix=replace(config.mix, strategy="own"))
     if images is not None:
         config = replace(config, data=replace(config.data, name="own", root=None))
+    if views is not None:
+        config = replace(config, data=replace(config.data, views=OWN_VIEWS))
+    own = Own(trunk=trunk, strategy=strategy, images=images, views=views, on_log=on_log)
     run = Run(out)
-    again = goes_on(run, resume)
+    again = bool(agree_on_max(int(is_main() and run.resumes(resume))))
     with listening() as stop:
-        training = prepare(config, run, trunk=trunk, strategy=strategy, images=images, stop=stop)
+        training = prepare(config, run, own, stop)
         profiled = profiling(config.train.profile, training.compute.device)
-        with locked_folder(run.path), told(training), profiled as stopwatch:
+        with locked_folder(run.path), status_recorded(training), profiled as stopwatch:
             start(training, resume=again, allow_changed_data=allow_changed_data)
             train(training)
             finish(training, None if trunk is None else OWN_TRUNK)
@@ -92,21 +103,8 @@ def pretrain(
     return run
 
 
-def goes_on(run: Run, resume: Resume) -> bool:
-    """Whether the run is there to go on with; all ranks do what rank 0 finds."""
-    exists = is_main() and run.config_file.exists()
-    if is_main() and exists and not resume:
-        run.refuse_to_start()
-    if is_main() and not exists and resume is True:
-        raise InputError(
-            f"--out {run.path} holds no run to resume (no config.json): start it without --resume,"
-            " or with --resume auto, which starts or goes on."
-        )
-    return bool(highest(int(exists)))
-
-
 @contextmanager
-def told(training: Training) -> Iterator[None]:
+def status_recorded(training: Training) -> Iterator[None]:
     """status.json says how the run ended, but for a kill -9."""
     try:
         yield
@@ -119,6 +117,8 @@ def told(training: Training) -> Iterator[None]:
         raise
     finally:
         training.loader.close()
+        for metric_log in training.opened:
+            metric_log.close()
     training.run.set_status("done", step=training.step)
 
 
@@ -135,22 +135,24 @@ def start(training: Training, *, resume: bool, allow_changed_data: bool = False)
         describe_start(config, training.images, training.compute, run)
         restored = resume and restore(training, allow_changed_data=allow_changed_data)
         write_list(run.images_file, training.images)
-        training.board.open(run, training.step)
+        for metric_log in training.logs:
+            metric_log.open(run, training.step)
+            training.opened.append(metric_log)
     except OSError as error:
         raise InputError(f"--out {run.path} cannot be written: {error.strerror}.") from error
     if not restored:
-        prefill(training)
+        training.method.prepare(training.loader)
     run.set_status("running", step=training.step)
 
 
 def train(training: Training) -> None:
     """Epoch after epoch, from where the run stands."""
     config, steps = training.config, training.loader.steps_per_epoch
-    epochs = last_epoch(config)
+    epochs = config.train.last_epoch
     with progress(config.method, epochs * steps, training.step) as meter, dead_workers_named():
         for epoch in range(training.epoch, epochs):
             pause(training)
-            set_learning_rate(training.optimizer, config, epoch)
+            training.method.begin_epoch(epoch)
             if training.position < steps:  # else stopped while its accuracy was measured
                 train_epoch(training, epoch, meter)
                 record_hardness(training, epoch)
@@ -191,22 +193,42 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
 
 def take_step(training: Training, batch: Batch, epoch: int) -> Tensor | None:
     """One step; None where it would have spoilt the weights, and nothing was changed."""
-    objective, optimizer = training.objective, training.optimizer
+    config, method, optimizer = training.config, training.method, training.optimizer
     seed_own_randomness(training)
-    training.statistics.note()
+    set_learning_rate(optimizer, config, epoch, training.position / training.loader.steps_per_epoch)
+    training.batch_norms.note()
     optimizer.zero_grad()
     try:
-        loss = objective.backward(batch, Moment(training.step, epoch))
-        check_gradients(loss, objective.trained())
+        outcomes = compute_gradients(training, batch, TrainingPosition(training.step, epoch))
+        loss = torch.stack([outcome.loss for outcome in outcomes]).mean()
+        check_gradients(loss, parameters_of(optimizer))
     except NonFiniteError as fault:
         meet_fault(training, batch, str(fault))
         return None
+    clip_gradients(parameters_of(optimizer), config.optimizer)
     with timed("optimizer"):
         optimizer.step()
     with timed("queue"):
-        objective.remember(batch)
-    training.skipped = 0
+        method.after_step(batch, outcomes)
+    training.outcomes, training.skipped = outcomes, 0
     return loss
+
+
+def compute_gradients(training: Training, batch: Batch, at: TrainingPosition) -> list[StepOutcome]:
+    """The gradients of a batch, part by part; what each part gave."""
+    method, parts = training.method, training.config.train.accumulate
+    networks = [method.network(name) for name in method.networks()]
+    method.begin_step(at)
+    outcomes = []
+    for number, part in enumerate(parts_of(batch, parts)):
+        with no_sync(networks, number + 1 < parts):
+            with training.compute.autocast():
+                outcome = method.loss(part, at._replace(part=number))
+            with timed("backward"):
+                (outcome.loss / parts).backward()
+        outcome.loss = outcome.loss.detach()
+        outcomes.append(outcome)
+    return outcomes
 
 
 def seed_own_randomness(training: Training) -> None:
@@ -227,33 +249,24 @@ def describe_steps(training: Training, epoch: int) -> dict[str, Any]:
         "epoch": epoch,
         **mean_over_ranks({"loss": loss}),
         "lr": training.optimizer.param_groups[0]["lr"],
-        **training.objective.describe(),
+        **mean_over_ranks(training.method.describe(training.outcomes) if training.outcomes else {}),
     }
 
 
 def log(training: Training, line: dict[str, Any]) -> None:
-    """One line of metrics.jsonl, and TensorBoard's copy."""
+    """One line of metrics.jsonl, and its copies."""
     training.run.log(line)
-    training.board.show(line)
+    for metric_log in training.logs:
+        metric_log.write(line)
 
 
 def record_hardness(training: Training, epoch: int) -> None:
     """Fig. 2a's numbers of an epoch's last step, at a few epochs of the run."""
     config = training.config
-    if epoch in shown_epochs(config.train.epochs) or epoch + 1 == last_epoch(config):
-        measured = training.objective.hardness()
+    if epoch in shown_epochs(config.train.epochs) or epoch + 1 == config.train.last_epoch:
+        measured = training.method.hardness(training.outcomes) if training.outcomes else None
         if measured is not None:
             training.run.log_hardness({"step": training.step, "epoch": epoch, **measured})
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, config: PretrainConfig, epoch: int) -> None:
-    """Once an epoch, as official MoCo."""
-    if config.optimizer.schedule == "cosine":
-        factor = cosine(epoch, config.train.epochs)
-    else:
-        factor = step(epoch, config.optimizer.milestones)
-    for group in optimizer.param_groups:
-        group["lr"] = config.optimizer.lr * factor
 
 
 def measure_knn(training: Training, epoch: int) -> bool:
@@ -261,7 +274,7 @@ def measure_knn(training: Training, epoch: int) -> bool:
     config, images = training.config, training.images
     if images is None or images.labels is None:
         return False
-    trunk = training.objective.trunk
+    trunk = training.method.trunk
     for buffer in trunk.buffers():  # rank 0's statistics are those that are saved
         broadcast(buffer)
     options: dict[str, Any] = {
@@ -296,7 +309,7 @@ def measure_knn(training: Training, epoch: int) -> bool:
 def finish(training: Training, backbone: str | None) -> None:
     """Write the encoder, and say what came out."""
     run = training.run
-    run.write_encoder(training.objective.trunk, training.config, backbone)
+    run.write_encoder(training.method.trunk, training.config, backbone)
     try:
         summarize(training.config, run, training.step, training.seconds, training.loader.unreadable)
     except OSError as error:

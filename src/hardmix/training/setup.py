@@ -1,13 +1,17 @@
 """Before the first step: everything checked and built, nothing written yet."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
 from hardmix.data.datasets import ImageSet
 from hardmix.data.loading import open_loader
+from hardmix.data.own_views import Pipeline
 from hardmix.errors import InputError
-from hardmix.methods.moco import Contrastive, Moment
-from hardmix.methods.supervised import Supervised
+from hardmix.methods.all_methods import METHODS, build_method
+from hardmix.methods.base import Materials
 from hardmix.mixing.plans import Strategy
 from hardmix.models.encoders import UNSPLIT_WARNING
 from hardmix.runs.folder import Run
@@ -16,50 +20,56 @@ from hardmix.runtime.device import choose_compute
 from hardmix.runtime.distributed import world_size
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.runtime.signals import StopRequest
-from hardmix.settings.config import DataConfig, OptimizerConfig, PretrainConfig
-from hardmix.training.messages import Board
-from hardmix.training.nan_guard import Statistics
+from hardmix.settings.config import DataConfig, PretrainConfig
+from hardmix.training.metric_logs import OnLog, open_logs
+from hardmix.training.nan_guard import BatchNormSnapshot
+from hardmix.training.optimizers import build_optimizer
 from hardmix.training.state import Training
 
 
-def prepare(
-    config: PretrainConfig,
-    run: Run,
-    *,
-    trunk: nn.Module | None = None,
-    strategy: Strategy | None = None,
-    images: ImageSet | None = None,
-    stop: StopRequest,
-) -> Training:
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """What a program gives of its own, in place of what settings name."""
+
+    trunk: nn.Module | None = None
+    strategy: Strategy | None = None
+    images: ImageSet | None = None
+    views: Pipeline | Sequence[Pipeline] | None = None
+    on_log: OnLog | None = None
+
+
+def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Training:
     """Check and build everything, and write nothing yet: bad input costs nothing."""
     compute = choose_compute(config.train.device, config.train.precision)
-    board = Board(config)
-    if images is not None:
-        check_own(images, config.data)
-    views = 1 if config.method == "supervised" else 2
-    images, loader = open_loader(config.data, config.train, compute.device, views, own=images)
+    logs = open_logs(config, own.on_log)
+    if own.images is not None:
+        check_own(own.images, config.data)
+    kind = METHODS[config.method]
+    images, loader = open_loader(
+        config.data, config.train, compute.device, kind.views, own=own.images, pipeline=own.views
+    )
     check_data(config, images)
     torch.manual_seed(seed_of("weights", config.train.seed))
-    channels = config.data.channels
-    objective: Contrastive | Supervised
-    if config.method == "supervised":
-        num_classes = len(images.classes or ()) if images is not None else 0
-        objective = Supervised(config, compute, channels, trunk, num_classes)
-    else:
-        objective = Contrastive(config, compute, channels, trunk, strategy)
-    objective.to(compute.device).to(memory_format=torch.channels_last).train()
-    objective.spread()
-    optimizer = build_optimizer(objective.trained(), config.optimizer)
+    materials = Materials(
+        compute,
+        own.trunk,
+        own.strategy,
+        None if images is None else len(images),
+        len(images.classes or ()) if images is not None else 0,
+    )
+    method = build_method(config, materials)
+    method.to(compute.device).to(memory_format=torch.channels_last).train()
+    method.distribute()
     return Training(
         config=config,
         run=run,
-        board=board,
+        logs=logs,
         compute=compute,
         images=images,
         loader=loader,
-        objective=objective,
-        optimizer=optimizer,
-        statistics=Statistics(objective.normalised()),
+        method=method,
+        optimizer=build_optimizer(method.parameter_groups(), config.optimizer),
+        batch_norms=BatchNormSnapshot(method),
         stop=stop,
     )
 
@@ -89,11 +99,11 @@ def check_data(config: PretrainConfig, images: ImageSet | None) -> None:
     labelled = images is not None and images.labels is not None
     for wanted, why in [
         (config.oracle, "--oracle drops negatives of the query's class"),
-        (config.method == "supervised", "--method supervised trains on classes"),
+        (METHODS[config.method].needs_labels, f"--method {config.method} trains on classes"),
     ]:
         if wanted and not labelled:
             raise InputError(f"{why}: these images have no labels; use folders named by class.")
-    if config.method == "supervised" or images is None:
+    if not config.uses("train.queue_size") or images is None:
         return
     number = len(images)
     if config.train.queue_size >= number - config.train.batch_size:
@@ -103,26 +113,3 @@ def check_data(config: PretrainConfig, images: ImageSet | None) -> None:
         )
     if config.model.key_bn_splits == 1 and world_size() == 1:
         warn(UNSPLIT_WARNING)
-
-
-def build_optimizer(parameters: list[nn.Parameter], config: OptimizerConfig) -> torch.optim.SGD:
-    """App. C.1, official MoCo: SGD on all parameters."""
-    return torch.optim.SGD(
-        parameters,
-        lr=config.lr,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
-
-
-def prefill(training: Training) -> None:
-    """train.queue_start=prefill: encode enough images to fill the queue, and train on none."""
-    objective, loader = training.objective, training.loader
-    if training.config.train.queue_start != "prefill" or isinstance(objective, Supervised):
-        return
-    while objective.memory.unfilled() is not None:
-        for batch in loader.epoch(-1):
-            objective.prefill(batch, Moment(-1, -1))
-            if objective.memory.unfilled() is None:
-                break

@@ -15,38 +15,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardmix.data.batches import Batch
+from hardmix.data.batches import Batch, Loader
 from hardmix.data.changed_data import data_mark, describe_change
 from hardmix.data.datasets import ImageSet
-from hardmix.data.loading import ViewLoader
-from hardmix.data.shard_loading import ShardLoader
 from hardmix.errors import InputError, UnfinishedError
-from hardmix.methods.moco import Contrastive, share_state
-from hardmix.methods.supervised import Supervised
-from hardmix.mixing.queue import UNKNOWN
+from hardmix.methods.base import Method, StepOutcome
 from hardmix.runs.checkpoints import optimizer_tensors, restore_optimizer
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import say, warn
 from hardmix.runtime.device import Compute
 from hardmix.runtime.distributed import (
+    agree_on_max,
     broadcast,
     broadcast_text,
     gather,
-    highest,
     is_main,
     rank,
+    share_state,
     world_size,
 )
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import PretrainConfig
-from hardmix.training.messages import Board
+from hardmix.training.metric_logs import MetricLog
 from hardmix.training.nan_guard import (
     MOST_SKIPPED,
-    Statistics,
+    BatchNormSnapshot,
     keep_for_inspection,
     likely_reasons,
     some,
 )
+from hardmix.training.optimizers import parameters_of
 
 SAVE, STOP = 1, 2
 """What a rank may ask of all; the highest wins."""
@@ -58,14 +56,16 @@ class Training:
 
     config: PretrainConfig
     run: Run
-    board: Board
+    logs: list[MetricLog]
     compute: Compute
     images: ImageSet | None
-    loader: ViewLoader | ShardLoader
-    objective: Contrastive | Supervised
-    optimizer: torch.optim.SGD
-    statistics: Statistics
+    loader: Loader
+    method: Method
+    optimizer: torch.optim.Optimizer
+    batch_norms: BatchNormSnapshot
     stop: StopRequest
+    opened: list[MetricLog] = field(default_factory=list)
+    """Those of `logs` that have to be closed."""
     step: int = 0
     epoch: int = 0
     """Epochs that are done, with all that is measured at their ends."""
@@ -73,6 +73,8 @@ class Training:
     """Steps done in the epoch after them."""
     losses: list[Tensor] = field(default_factory=list)
     """This rank's, since the last line of metrics.jsonl."""
+    outcomes: list[StepOutcome] = field(default_factory=list)
+    """Of the last step that was applied, part by part."""
     skipped: int = 0
     """Steps skipped in a row (train.on_nan=skip)."""
     best: dict[str, Any] | None = None
@@ -87,7 +89,7 @@ def pause(training: Training) -> None:
     """Between two steps: save or stop where the clock or a signal on any rank asks for it."""
     minutes = training.config.train.save_minutes
     due = bool(minutes) and time.monotonic() - training.saved_at > 60 * minutes and is_main()
-    wanted = highest(STOP if training.stop else SAVE if due else 0)
+    wanted = agree_on_max(STOP if training.stop else SAVE if due else 0)
     if wanted:
         save_checkpoint(training)
     if wanted == STOP:
@@ -104,9 +106,9 @@ def save_checkpoint(training: Training) -> None:
     training.saved_at = time.monotonic()
     if not is_main():
         return
-    tensors = {f"objective.{k}": v for k, v in training.objective.state_dict().items()}
-    momentum = optimizer_tensors(training.optimizer)
-    tensors |= {f"optimizer.{number}": value for number, value in momentum.items()}
+    tensors = {f"objective.{k}": v for k, v in training.method.state_dict().items()}
+    moving = optimizer_tensors(training.optimizer)
+    tensors |= {f"optimizer.{name}": value for name, value in moving.items()}
     if losses is not None:
         tensors["losses"] = losses
     try:
@@ -155,8 +157,8 @@ def restore(training: Training, *, allow_changed_data: bool = False) -> bool:
         warn(f"{name} does not match its checksum: the checkpoint before it is used.")
     changed = _check_data(training, manifest, allow_changed_data)
     tensors = found.tensors if found else {}
-    _load_objective(training, tensors)
-    _load_momentum(training, tensors)
+    _load_method(training, tensors)
+    _load_optimizer(training, tensors)
     _load_losses(training, tensors)
     training.step, training.seconds = manifest["step"], manifest["seconds"]
     steps = training.loader.steps_per_epoch
@@ -191,7 +193,7 @@ def _check_data(training: Training, manifest: dict[str, Any], allowed: bool) -> 
     return True
 
 
-def _load_objective(training: Training, tensors: dict[str, Tensor]) -> None:
+def _load_method(training: Training, tensors: dict[str, Tensor]) -> None:
     if is_main():
         state = {
             name.removeprefix("objective."): tensor
@@ -199,29 +201,31 @@ def _load_objective(training: Training, tensors: dict[str, Tensor]) -> None:
             if name.startswith("objective.")
         }
         try:
-            training.objective.load_state_dict(state)
+            training.method.load_state_dict(state)
         except RuntimeError as error:
             raise InputError(
                 f"the checkpoint in {training.run.checkpoints} does not fit this network"
                 f" ({str(error).splitlines()[-1].strip()}): resume with the network and classes it"
                 " was trained with."
             ) from error
-    share_state(training.objective)
+    share_state(training.method)
 
 
-def _load_momentum(training: Training, tensors: dict[str, Tensor]) -> None:
-    momentum = {
-        name.removeprefix("optimizer."): tensor
-        for name, tensor in tensors.items()
-        if name.startswith("optimizer.")
-    }
-    numbers = json.loads(broadcast_text(json.dumps(list(momentum))))
+def _load_optimizer(training: Training, tensors: dict[str, Tensor]) -> None:
+    prefix = "optimizer."
+    saved = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    shapes = json.loads(broadcast_text(json.dumps({k: list(v.shape) for k, v in saved.items()})))
     if not is_main():
-        parameters = training.objective.trained()
-        momentum = {number: torch.zeros_like(parameters[int(number)]) for number in numbers}
-    restore_optimizer(training.optimizer, momentum)
-    for buffer in optimizer_tensors(training.optimizer).values():
-        broadcast(buffer)
+        saved = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    try:
+        restore_optimizer(training.optimizer, saved)
+    except (IndexError, RuntimeError) as error:
+        raise InputError(
+            f"the checkpoint in {training.run.checkpoints} does not fit the optimizer: resume with"
+            " the network and optimizer it was trained with."
+        ) from error
+    for value in optimizer_tensors(training.optimizer).values():
+        broadcast(value)
 
 
 def _load_losses(training: Training, tensors: dict[str, Tensor]) -> None:
@@ -236,18 +240,15 @@ def _load_losses(training: Training, tensors: dict[str, Tensor]) -> None:
 def _forget_numbers(training: Training, steps: int) -> None:
     """Images and classes may have other numbers now, and an epoch another length."""
     training.position = min(training.position, steps)
-    if isinstance(training.objective, Contrastive):
-        training.objective.memory.ids.fill_(UNKNOWN)
-        training.objective.memory.labels.fill_(UNKNOWN)
+    training.method.forget_images()
 
 
 def check_ranks_agree(training: Training) -> None:
     """Stop where ranks have come apart: each would train against other negatives."""
     if world_size() == 1:
         return
-    parts: dict[str, list[Tensor]] = {"weights": [*training.objective.trained()]}
-    if isinstance(training.objective, Contrastive):
-        parts["queue"] = list(training.objective.memory.buffers())
+    parts: dict[str, list[Tensor]] = {"weights": [*parameters_of(training.optimizer)]}
+    parts |= {name: [tensor] for name, tensor in training.method.replicated().items()}
     for name, tensors in parts.items():
         digest = hashlib.sha256()
         for tensor in tensors:
@@ -267,7 +268,7 @@ def check_ranks_agree(training: Training) -> None:
 def meet_fault(training: Training, batch: Batch, fault: str) -> None:
     """A step that is not applied: said, kept for inspection, and after `train.on_nan` the end."""
     config = training.config
-    training.statistics.restore()
+    training.batch_norms.restore()
     training.optimizer.zero_grad()
     training.skipped += 1
     numbers = gather(batch.ids).tolist()
@@ -275,9 +276,11 @@ def meet_fault(training: Training, batch: Batch, fault: str) -> None:
     names = [f"image {n}" if images is None else images.name_of(n) for n in numbers]
     facts = {"step": training.step, "fault": fault, "images": names}
     facts |= {"epoch": training.epoch, "lr": training.optimizer.param_groups[0]["lr"]}
-    state = training.objective.state_dict() if is_main() else {}
+    state = training.method.state_dict() if is_main() else {}
     folder = training.run.path / f"nan-step-{training.step}"
-    kept = keep_for_inspection(folder, state, batch._asdict(), facts)
+    tensors = {f"view-{number}": view for number, view in enumerate(batch.views)}
+    tensors |= {"labels": batch.labels, "ids": batch.ids}
+    kept = keep_for_inspection(folder, state, tensors, facts)
     reasons = likely_reasons(config.optimizer.lr, training.compute.bf16)
     said = (
         f"step {training.step} is not applied: {fault}. Its images: {some(names)}. Likely reasons:"

@@ -21,7 +21,8 @@ from hardmix.errors import InputError
 from hardmix.evaluation.features import TrainedEncoder, load_encoder
 from hardmix.mixing.checks import check_choice
 from hardmix.models.backbones import RESNETS
-from hardmix.runs.folder import Run, write_atomically
+from hardmix.runs.folder import Run
+from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say
 from hardmix.weights.detectron2_files import PLUG_IN_FILE, SHAPES, side_files, weights_file
 

@@ -22,10 +22,12 @@ from hardmix.data.augment import channel_statistics
 from hardmix.errors import InputError
 from hardmix.models.backbones import BACKBONES, build_backbone
 from hardmix.models.encoders import build_encoder
-from hardmix.runs.folder import ENCODER_FORMAT, OWN_TRUNK, Run, write_atomically
+from hardmix.runs.folder import ENCODER_FORMAT, OWN_TRUNK, Run
 from hardmix.runs.weight_files import Source, first_names, read_weights
+from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say, table, warn
-from hardmix.settings.config import Head, Method, PretrainConfig
+from hardmix.settings.config import Head, PretrainConfig
+from hardmix.settings.methods import MethodName
 from hardmix.settings.recipes import RECIPES
 
 IMPORTED = "imported.safetensors"
@@ -227,9 +229,9 @@ def _check_finite(file: Path, tensors: dict[str, Tensor]) -> None:
 def _config(
     source: Source, fit: _Fit, moco: _Moco | None, image_size: int | None
 ) -> PretrainConfig:
-    method: Method = "moco-v1" if moco and moco.head == "linear" else "moco-v2"
+    method: MethodName = "moco-v1" if moco and moco.head == "linear" else "moco-v2"
     facts = source.facts if _is_ours(source) else {}
-    method = next((known for known in get_args(Method) if known == facts.get("method")), method)
+    method = next((known for known in get_args(MethodName) if known == facts.get("method")), method)
     if image_size is None:
         small = fit.backbone == "small" or fit.backbone.endswith("-cifar")
         said = facts.get("image_size", "")

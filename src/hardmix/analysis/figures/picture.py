@@ -19,7 +19,7 @@ from typing import Any, Literal
 from xml.sax.saxutils import escape
 
 from hardmix.errors import InputError
-from hardmix.runs.folder import write_atomically
+from hardmix.runtime.atomic_files import write_atomically
 
 Format = Literal["svg", "png"]
 LineStyle = Literal["-", "--", "-.", ":"]

@@ -36,8 +36,9 @@ from hardmix.evaluation.detection.transforms import check_readable
 from hardmix.evaluation.detection.voc_data import open_voc
 from hardmix.evaluation.features import load_encoder
 from hardmix.models.backbones import build_backbone
-from hardmix.runs.folder import Run, write_atomically
+from hardmix.runs.folder import Run
 from hardmix.runs.weight_files import read_weights
+from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import progress, say, table, warn
 from hardmix.runtime.device import choose_compute
 from hardmix.runtime.distributed import is_main

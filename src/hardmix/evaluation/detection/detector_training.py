@@ -27,9 +27,10 @@ from hardmix.evaluation.detection.transforms import (
     grouped_batches,
     training_input,
 )
-from hardmix.runs.folder import Run, optimizer_tensors, restore_optimizer
+from hardmix.runs.checkpoints import optimizer_tensors, restore_optimizer
+from hardmix.runs.folder import Run
 from hardmix.runtime.console import Meter, say, warn
-from hardmix.runtime.distributed import data_parallel, is_main, rank, world_size
+from hardmix.runtime.distributed import is_main, rank, world_size, wrap
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.detection_options import DetectionConfig
 
@@ -59,7 +60,7 @@ class DetectorTraining:
     def __post_init__(self) -> None:
         self.model: nn.Module = self.detector
         if world_size() > 1:
-            self.model = data_parallel(self.detector, self.device)
+            self.model = wrap(self.detector, self.device)
 
 
 def build_detector(trunk: nn.Module, classes: int, config: DetectionConfig) -> C4Detector:
@@ -226,8 +227,8 @@ def _target(each: DetectorInput, device: torch.device) -> Target:
 def save(training: DetectorTraining) -> None:
     """A checkpoint, from which a stopped trial goes on."""
     tensors = {f"detector.{k}": v for k, v in training.detector.state_dict().items()}
-    momentum = optimizer_tensors(training.optimizer)
-    tensors |= {f"optimizer.{number}": value for number, value in momentum.items()}
+    moving = optimizer_tensors(training.optimizer)
+    tensors |= {f"optimizer.{name}": value for name, value in moving.items()}
     if is_main():
         training.folder.save_checkpoint(training.step, tensors, {})
 

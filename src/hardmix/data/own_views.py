@@ -1,0 +1,133 @@
+"""Views by a pipeline of the user's own: torchvision v2, albumentations, or any function.
+
+It is applied once for each view, with random numbers that are a function of (seed, epoch, image,
+view): those of torch, NumPy and Python are seeded before it. uint8 that comes out is scaled and
+normalised as evaluation does it; floats are taken as they are.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64, UInt8
+from PIL import Image
+from torch import Tensor
+
+from hardmix.data.augment import channel_statistics
+from hardmix.data.image_ops import normalise
+from hardmix.errors import InputError
+from hardmix.runtime.own_code import call_own, load_own
+from hardmix.runtime.random_numbers import seed_of
+from hardmix.settings.config import DataConfig
+
+Pipeline = Callable[..., Any]
+"""From an image, uint8 (channels, height, width), to a view of it, (channels, size, size)."""
+
+OWN_VIEWS = "own"
+"""What the config says where a program gave its pipeline."""
+
+
+def choose_pipelines(
+    config: DataConfig, own: Pipeline | Sequence[Pipeline] | None, views: int
+) -> tuple[Pipeline, ...] | None:
+    """One for every view, where the program or data.views gives any; else None."""
+    if own is None and config.views == OWN_VIEWS:
+        raise InputError(
+            "data.views=own is a pipeline that only its author has: give it again, as"
+            " pretrain(..., views=...), or name it as data.views='mypackage:make_views'."
+        )
+    if own is None and config.views is None:
+        return None
+    if own is None:
+        make = load_own(config.views or "", "data.views")
+        own = call_own(make, "data.views", image_size=config.image_size, channels=config.channels)
+    each: tuple[Any, ...] = tuple(own) if isinstance(own, list | tuple) else (own,) * views
+    if len(each) != views or not all(callable(pipeline) for pipeline in each):
+        raise InputError(
+            f"data.views gives {own!r}: a callable that makes a view of an image is needed, or a"
+            f" list of {views}, one for each view."
+        )
+    return each
+
+
+def make_own_views(
+    images: Sequence[UInt8[Tensor, "channels _ _"]],
+    ids: Int64[Tensor, " batch"],
+    pipelines: Sequence[Pipeline],
+    config: DataConfig,
+    seed: int,
+    epoch: int,
+) -> Float32[Tensor, "views batch channels size size"]:
+    """Every view of these images."""
+    size = config.image_size
+    views = torch.empty(len(pipelines), len(images), config.channels, size, size)
+    with _randomness_kept():
+        for number, pipeline in enumerate(pipelines):
+            for row, (image, index) in enumerate(zip(images, ids.tolist(), strict=True)):
+                _seed(pipeline, seed_of("own views", seed, epoch, index, number))
+                views[number, row] = _one_view(pipeline, image, config)
+    return views
+
+
+def _one_view(pipeline: Pipeline, image: Tensor, config: DataConfig) -> Tensor:
+    try:
+        if _is_albumentations(pipeline):
+            made = pipeline(image=image.permute(1, 2, 0).contiguous().numpy())["image"]
+        else:
+            made = pipeline(image)
+        view = _as_tensor(made)
+    except Exception as error:
+        raise InputError(
+            f"data.views: {_name(pipeline)} failed on an image of shape {tuple(image.shape)} with"
+            f" {type(error).__name__}: {error}."
+        ) from error
+    wanted = (config.channels, config.image_size, config.image_size)
+    if tuple(view.shape) != wanted:
+        raise InputError(
+            f"data.views: {_name(pipeline)} makes views of shape {tuple(view.shape)}, and"
+            f" data.channels and data.image_size ask for {wanted}: let it crop to that size."
+        )
+    if view.dtype != torch.uint8:
+        return view.float()
+    mean, std = channel_statistics(config.channels)
+    return normalise(view[None].float().div_(255), mean, std)[0]
+
+
+def _as_tensor(made: Any) -> Tensor:
+    if isinstance(made, Tensor):
+        return made.as_subclass(Tensor)
+    array = np.asarray(made) if isinstance(made, Image.Image) else made
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"it gave a {type(made).__name__}, not a tensor, an array or an image")
+    return torch.from_numpy(np.atleast_3d(array).copy()).permute(2, 0, 1)
+
+
+def _seed(pipeline: Pipeline, seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if _is_albumentations(pipeline):
+        pipeline.set_random_seed(seed % 2**32)  # type: ignore[attr-defined]  # its own generator
+
+
+def _is_albumentations(pipeline: Pipeline) -> bool:
+    return type(pipeline).__module__.split(".")[0] == "albumentations"
+
+
+def _name(pipeline: Pipeline) -> str:
+    return getattr(pipeline, "__name__", type(pipeline).__name__)
+
+
+@contextmanager
+def _randomness_kept() -> Iterator[None]:
+    """The program's own random numbers go on as if nothing had been drawn."""
+    torchs, numpys, pythons = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torchs)
+        np.random.set_state(numpys)
+        random.setstate(pythons)

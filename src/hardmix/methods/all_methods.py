@@ -1,0 +1,20 @@
+"""The methods by their names on the command line: one line each."""
+
+from hardmix.methods.base import Materials, Method
+from hardmix.methods.moco import Moco
+from hardmix.methods.supervised import Supervised
+from hardmix.settings.config import PretrainConfig
+from hardmix.settings.methods import MethodName
+
+METHODS: dict[MethodName, type[Method]] = {
+    "moco-v1": Moco,
+    "moco-v2": Moco,
+    "mochi": Moco,
+    "supervised": Supervised,
+}
+"""Names and titles stand in `settings.methods`."""
+
+
+def build_method(config: PretrainConfig, materials: Materials) -> Method:
+    """The method of a run, with random weights."""
+    return METHODS[config.method](config, materials)

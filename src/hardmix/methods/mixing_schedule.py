@@ -1,0 +1,75 @@
+"""When and how a run mixes: its loss at any epoch, and the random numbers of a step.
+
+For every method that has negatives.
+"""
+
+from functools import partial
+
+import torch
+
+from hardmix.errors import InputError
+from hardmix.methods.base import TrainingPosition
+from hardmix.mixing.loss import MochiLoss
+from hardmix.mixing.plans import RowsGenerator, Strategy
+from hardmix.mixing.variants import STRATEGIES, plan_fixed_percentage, plan_softmax_sampled
+from hardmix.runtime.distributed import rank, world_size
+from hardmix.runtime.random_numbers import seed_of
+from hardmix.settings.config import MixConfig, PretrainConfig
+from hardmix.settings.schedules import decreasing, mixing_started
+
+
+class MixingSchedule:
+    """MoCHi's part of a run: strategy, warm-up, draws."""
+
+    def __init__(self, config: PretrainConfig, own: Strategy | None = None) -> None:
+        self.config, self._own = config, own
+        self.wanted = config.uses("mix.num_pairs")
+        """Whether the method mixes at all."""
+        choose_strategy(config.mix, 0, config.train.epochs, own)  # said before any work
+
+    def loss(self, epoch: int) -> MochiLoss:
+        """Eq. 1 with the run's settings, at an epoch of its curriculum."""
+        mix, train = self.config.mix, self.config.train
+        return MochiLoss(
+            mix.num_hardest,
+            mix.num_pairs,
+            mix.num_with_query,
+            train.temperature,
+            strategy=choose_strategy(mix, epoch, train.epochs, self._own),
+            real_negatives=mix.real_negatives,
+            through_query=mix.through_query,
+        )
+
+    def started(self, at: TrainingPosition) -> bool:
+        """Sec. 5: not in the epochs, or steps, of the warm-up."""
+        mix = self.config.mix
+        if mix.warm_up_steps is not None:
+            return self.wanted and mixing_started(at.step, mix.warm_up_steps)
+        return self.wanted and mixing_started(at.epoch, mix.warm_up_epochs)
+
+    def generator(self, at: TrainingPosition) -> torch.Generator:
+        """The same on every rank, which draws for all and keeps what its own queries get."""
+        generator = RowsGenerator()
+        generator.manual_seed(seed_of("mixing", self.config.train.seed, at.step, at.part, 0))
+        generator.part, generator.parts = rank(), world_size()
+        return generator
+
+
+def choose_strategy(
+    mix: MixConfig, epoch: float, epochs: float, own: Strategy | None = None
+) -> Strategy:
+    """The strategy by name, with its own options and at its point of the curriculum."""
+    if mix.strategy == "own":
+        if own is None:
+            raise InputError(
+                "mix.strategy=own is a function that only its author has: give it again, as"
+                " pretrain(..., strategy=...), or choose a strategy by name."
+            )
+        return own
+    if mix.strategy == "softmax-sampled":
+        return partial(plan_softmax_sampled, sampling_temperature=mix.sampling_temperature)
+    if mix.strategy == "fixed-percentage":
+        end = mix.percentage if mix.percentage_end is None else mix.percentage_end
+        percentage = decreasing(epoch, epochs, mix.percentage, end)
+        return partial(plan_fixed_percentage, percentage=percentage)
+    return STRATEGIES[mix.strategy]

@@ -1,0 +1,44 @@
+"""A setting says what it is, once: every list of settings is derived from these facts.
+
+    queue_size: int = setting(16384, label="K = {}", name="queue")
+
+Whether a setting may change on resume, whether it makes another run, and how tables, figures and
+sentences call it.
+"""
+
+import dataclasses
+import typing
+from typing import Any, NamedTuple
+
+
+class SettingFacts(NamedTuple):
+    """What is known of a setting beside its type, default and docstring."""
+
+    resume: bool = False
+    """Whether it may differ when a run is resumed."""
+    identity: bool = True
+    """Whether another value makes another run; else it only tells how the run is carried out."""
+    label: str = ""
+    """How a table or figure tells two runs apart by it, e.g. "K = {}"; empty: it does not."""
+    name: str = ""
+    """What a sentence calls it; empty: its own name with spaces."""
+
+
+def setting(default: Any, **facts: Any) -> Any:
+    """A field of a config with facts of its own; without them, a plain default will do."""
+    return dataclasses.field(default=default, metadata={"facts": SettingFacts(**facts)})
+
+
+def facts_of(kind: type) -> dict[str, SettingFacts]:
+    """The facts of every setting of a config, by its dotted name ("train.epochs")."""
+    hints = typing.get_type_hints(kind)
+    found: dict[str, SettingFacts] = {}
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            inside = facts_of(typing.cast("type", hint))
+            found |= {f"{field.name}.{name}": facts for name, facts in inside.items()}
+            continue
+        facts = field.metadata.get("facts", SettingFacts())
+        found[field.name] = facts._replace(name=facts.name or field.name.replace("_", " "))
+    return found

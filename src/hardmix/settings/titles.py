@@ -1,0 +1,48 @@
+"""What people call methods and evaluations. Imports no torch: tables, pages and help need it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hardmix.settings.methods import METHOD_FACTS
+
+STEPS_TO_V2 = {
+    "cosine": ("optimizer.schedule", "cosine"),
+    "MLP": ("model.head", "mlp"),
+    "augmentation": ("data.augmentation", "moco-v2"),
+}
+"""What MoCo-v2 adds to MoCo (App. B.1): the setting and its value."""
+
+COUNTS = ("mix.num_hardest", "mix.num_pairs", "mix.num_with_query")
+"""N, s, s'."""
+
+
+def method_title(settings: Mapping[str, Any]) -> str:
+    """The paper's name of what was trained: MoCHi (N, s, s'), MoCo + MLP, MoCo-v2 oracle.
+
+    `settings` by their dotted names; of older versions some may be missing, and they are not
+    guessed.
+    """
+    method = settings.get("method", "unknown method")
+    if not isinstance(method, str) or method not in METHOD_FACTS:
+        return str(method)
+    facts = METHOD_FACTS[method]
+    title = facts.title
+    if facts.uses("mix.num_pairs"):
+        title += f" ({', '.join(str(settings.get(name, '?')) for name in COUNTS)})"
+        strategy = settings.get("mix.strategy", "mochi")
+        title += "" if strategy == "mochi" else f" {strategy}"
+    if method in ("moco-v1", "moco-v2", "mochi"):
+        title += _steps(method, settings)
+    return f"{title} oracle" if settings.get("oracle") is True else title
+
+
+def _steps(method: str, settings: Mapping[str, Any]) -> str:
+    """What is added to MoCo, or missing from MoCo-v2."""
+    there = {
+        step: settings.get(name, value) == value for step, (name, value) in STEPS_TO_V2.items()
+    }
+    if method != "moco-v1":
+        return "".join(f" without {step}" for step, found in there.items() if not found)
+    if all(there.values()):
+        return "-v2"
+    return "".join(f" + {step}" for step, found in there.items() if found)

@@ -1,0 +1,133 @@
+"""Optimizers by name, their learning rate at any step, and their whole state as tensors.
+
+A new one is a function here, its line in `OPTIMIZERS` and its word in settings.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hardmix.settings.config import OptimizerConfig, OptimizerName, PretrainConfig
+from hardmix.settings.schedules import cosine, step, warm_up
+
+Groups = list[dict[str, Any]]
+"""Parameters with settings of their own, as torch's optimizers take them."""
+
+TRUST = 0.001
+"""LARS: how far a layer moves for its length (You et al. 2017, eta; SimCLR has the same)."""
+
+
+class Lars(torch.optim.Optimizer):
+    """SGD with momentum, each layer's step in proportion to its weights (You et al. 2017).
+
+    As SimCLR uses it: parameters that are not decayed (norms and biases, optimizer.decay_all=False)
+    are moved as by plain SGD.
+    """
+
+    def __init__(
+        self, params: Any, lr: float, momentum: float = 0.9, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step; gradients of None are passed over."""
+        del closure
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._move(parameter, group)
+
+    def _move(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        decay = group["weight_decay"]
+        if decay:
+            length, pull = parameter.norm(), gradient.norm()
+            trust = TRUST * length / (pull + decay * length + 1e-8)
+            gradient = gradient.add(parameter, alpha=decay)
+            gradient *= torch.where((length > 0) & (pull > 0), trust, 1.0)
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        buffer = state["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
+        parameter.add_(buffer, alpha=-group["lr"])
+
+
+def build_optimizer(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """The optimizer of a run; each group's learning rate is `lr` times its "lr_factor"."""
+    if not config.decay_all:
+        groups = [part for group in groups for part in _without_decay(group)]
+    return OPTIMIZERS[config.name](groups, config)
+
+
+def _without_decay(group: dict[str, Any]) -> Groups:
+    """A group in two: weights, and what has one dimension (norms and biases), not decayed."""
+    weights = [each for each in group["params"] if each.ndim > 1]
+    others = [each for each in group["params"] if each.ndim <= 1]
+    parts = [{**group, "params": weights}, {**group, "params": others, "weight_decay": 0.0}]
+    return [part for part in parts if part["params"]]
+
+
+def _sgd(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """App. C.1, official MoCo's."""
+    return torch.optim.SGD(
+        groups,
+        lr=config.lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+
+
+def _lars(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
+    return Lars(groups, config.lr, config.momentum, config.weight_decay)
+
+
+def _adamw(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Loshchilov and Hutter (2019)."""
+    return torch.optim.AdamW(
+        groups,
+        lr=config.lr,
+        betas=(config.betas[0], config.betas[1]),
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+
+
+OPTIMIZERS: dict[OptimizerName, Callable[[Groups, OptimizerConfig], torch.optim.Optimizer]] = {
+    "sgd": _sgd,
+    "lars": _lars,
+    "adamw": _adamw,
+}
+"""As `--optimizer.name` takes them."""
+
+
+def set_learning_rate(
+    optimizer: torch.optim.Optimizer, config: PretrainConfig, epoch: int, done: float
+) -> None:
+    """Once an epoch, as official MoCo; within the warm-up, by the share of the epoch `done`."""
+    options = config.optimizer
+    if epoch + done < options.warm_up_epochs:
+        factor = warm_up(epoch + done, options.warm_up_epochs)
+    elif options.schedule == "cosine":
+        factor = cosine(
+            epoch - options.warm_up_epochs, config.train.epochs - options.warm_up_epochs
+        )
+    else:
+        factor = step(epoch, options.milestones)
+    for group in optimizer.param_groups:
+        group["lr"] = options.lr * factor * group.get("lr_factor", 1.0)
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> None:
+    """optimizer.clip: all gradients together, no longer than that."""
+    if config.clip is not None:
+        torch.nn.utils.clip_grad_norm_(list(parameters), config.clip)
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """What an optimizer moves, in the order of its state."""
+    return [each for group in optimizer.param_groups for each in group["params"]]
