@@ -7,8 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hardmix.errors import InputError
-    from hardmix.evaluation.features import TrainedEncoder, load_encoder
+    from hardmix.analysis.analyze import Analysis, analyze
+    from hardmix.data.datasets import ImageSet, open_images
+    from hardmix.data.shapes import draw_shapes
+    from hardmix.errors import InputError, UnfinishedError
+    from hardmix.evaluation.accuracy import Accuracy, accuracy_of
+    from hardmix.evaluation.evaluated_run import EvaluatedRun, open_evaluated_run
+    from hardmix.evaluation.features import Features, TrainedEncoder, extract, load_encoder
+    from hardmix.evaluation.knn import knn_accuracy
+    from hardmix.evaluation.probe import probe_accuracy
     from hardmix.mixing.diagnostics import (
         FalseParents,
         ProxyAccuracy,
@@ -43,92 +50,156 @@ if TYPE_CHECKING:
         plan_ranked_by_key,
         plan_softmax_sampled,
     )
+    from hardmix.report.page import write_report
+    from hardmix.runs.folder import Run
+    from hardmix.runtime.device import Compute, choose_compute
+    from hardmix.runtime.distributed import gather
+    from hardmix.settings import recipes
+    from hardmix.settings.config import (
+        DataConfig,
+        MixConfig,
+        ModelConfig,
+        OptimizerConfig,
+        PretrainConfig,
+        TrainConfig,
+    )
+    from hardmix.settings.detection_options import DetectionConfig
+    from hardmix.settings.evaluation_options import (
+        FinetuneConfig,
+        KnnOptions,
+        LinearConfig,
+        LinearOptions,
+    )
+    from hardmix.settings.schedules import decreasing, mixing_started
+    from hardmix.training.pretrain import pretrain
+    from hardmix.weights.export import export
+    from hardmix.weights.foreign import import_weights
 
 __version__ = "0.1.0"
 """The version of hardmix."""
 
 _HOME = {
-    "mixing.infonce": ["Contrast", "contrast"],
-    "mixing.diagnostics": [
-        "FalseParents",
-        "ProxyAccuracy",
-        "false_negatives_top",
-        "false_parents",
-        "matching_probability",
-        "proxy_accuracy",
-    ],
-    "mixing.embedding_space": ["alignment", "uniformity"],
-    "errors": ["InputError"],
-    "evaluation.features": ["TrainedEncoder", "load_encoder"],
-    "mixing.loss": ["MochiLoss"],
-    "mixing.queue": ["MemoryQueue"],
-    "mixing.plans": [
-        "KEY",
-        "QUERY",
-        "Embeddings",
-        "HardestNegatives",
-        "MixPlan",
-        "Strategy",
-        "hardest_negatives",
-        "materialize",
-        "mix_pairs",
-        "mix_with_query",
-        "plan_mochi",
-    ],
-    "mixing.variants": [
-        "STRATEGIES",
-        "dropped_negatives",
-        "plan_beta_weighted",
-        "plan_fixed_percentage",
-        "plan_mixed_with_key",
-        "plan_ranked_by_key",
-        "plan_softmax_sampled",
-    ],
+    "analysis.analyze": "Analysis analyze",
+    "data.datasets": "ImageSet open_images",
+    "data.shapes": "draw_shapes",
+    "errors": "InputError UnfinishedError",
+    "evaluation.accuracy": "Accuracy accuracy_of",
+    "evaluation.evaluated_run": "EvaluatedRun open_evaluated_run",
+    "evaluation.features": "Features TrainedEncoder extract load_encoder",
+    "evaluation.knn": "knn_accuracy",
+    "evaluation.probe": "probe_accuracy",
+    "mixing.diagnostics": (
+        "FalseParents ProxyAccuracy false_negatives_top false_parents matching_probability "
+        "proxy_accuracy"
+    ),
+    "mixing.embedding_space": "alignment uniformity",
+    "mixing.infonce": "Contrast contrast",
+    "mixing.loss": "MochiLoss",
+    "mixing.plans": (
+        "KEY QUERY Embeddings HardestNegatives MixPlan Strategy hardest_negatives materialize "
+        "mix_pairs mix_with_query plan_mochi"
+    ),
+    "mixing.queue": "MemoryQueue",
+    "mixing.variants": (
+        "STRATEGIES dropped_negatives plan_beta_weighted plan_fixed_percentage "
+        "plan_mixed_with_key plan_ranked_by_key plan_softmax_sampled"
+    ),
+    "report.page": "write_report",
+    "runs.folder": "Run",
+    "runtime.device": "Compute choose_compute",
+    "runtime.distributed": "gather",
+    "settings": "recipes",
+    "settings.config": (
+        "DataConfig MixConfig ModelConfig OptimizerConfig PretrainConfig TrainConfig"
+    ),
+    "settings.detection_options": "DetectionConfig",
+    "settings.evaluation_options": "FinetuneConfig KnnOptions LinearConfig LinearOptions",
+    "settings.schedules": "decreasing mixing_started",
+    "training.pretrain": "pretrain",
+    "weights.export": "export",
+    "weights.foreign": "import_weights",
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 
 __all__ = [
     "KEY",
     "QUERY",
     "STRATEGIES",
+    "Accuracy",
+    "Analysis",
+    "Compute",
     "Contrast",
+    "DataConfig",
+    "DetectionConfig",
     "Embeddings",
+    "EvaluatedRun",
     "FalseParents",
+    "Features",
+    "FinetuneConfig",
     "HardestNegatives",
+    "ImageSet",
     "InputError",
+    "KnnOptions",
+    "LinearConfig",
+    "LinearOptions",
     "MemoryQueue",
+    "MixConfig",
     "MixPlan",
     "MochiLoss",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PretrainConfig",
     "ProxyAccuracy",
+    "Run",
     "Strategy",
+    "TrainConfig",
     "TrainedEncoder",
+    "UnfinishedError",
     "__version__",
+    "accuracy_of",
     "alignment",
+    "analyze",
+    "choose_compute",
     "contrast",
+    "decreasing",
+    "draw_shapes",
     "dropped_negatives",
+    "export",
+    "extract",
     "false_negatives_top",
     "false_parents",
+    "gather",
     "hardest_negatives",
+    "import_weights",
+    "knn_accuracy",
     "load_encoder",
     "matching_probability",
     "materialize",
     "mix_pairs",
     "mix_with_query",
+    "mixing_started",
+    "open_evaluated_run",
+    "open_images",
     "plan_beta_weighted",
     "plan_fixed_percentage",
     "plan_mixed_with_key",
     "plan_mochi",
     "plan_ranked_by_key",
     "plan_softmax_sampled",
+    "pretrain",
+    "probe_accuracy",
     "proxy_accuracy",
+    "recipes",
     "uniformity",
+    "write_report",
 ]
 
 
 def __getattr__(name: str) -> object:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'hardmix' has no attribute {name!r}")
-    value = getattr(import_module(f"hardmix.{_MODULE_OF[name]}"), name)
+    home = import_module(f"hardmix.{_MODULE_OF[name]}")
+    value = import_module("hardmix.settings.recipes") if name == "recipes" else getattr(home, name)
     globals()[name] = value
     return value
 

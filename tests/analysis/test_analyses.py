@@ -30,7 +30,9 @@ from hardmix.data.datasets import open_images
 from hardmix.data.loading import open_loader
 from hardmix.errors import InputError
 from hardmix.evaluation.features import Features, load_encoder
-from hardmix.methods.moco import Contrastive, Moment
+from hardmix.methods.all_methods import build_method
+from hardmix.methods.base import Materials, TrainingPosition
+from hardmix.training.step import compute_gradients
 from hardmix.models.encoders import build_encoder
 from hardmix.runs.folder import Run
 from hardmix.runs.labels import method_name, tell_apart
@@ -140,21 +142,21 @@ def test_similarities_are_the_recorded_histograms(trained):
 def test_an_oracles_false_negatives_are_those_a_count_finds(tmp_path):
     config = tiny(oracle=True, train={"queue_size": 1500})
     run = Run.create(tmp_path / "run", config)
-    objective = Contrastive(config, choose_compute("cpu", "fp32"), 3, None).train()
+    method = build_method(config, Materials(choose_compute("cpu", "fp32"))).train()
     images, loader = open_loader(config.data, config.train, torch.device("cpu"))
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, len(images), (1500,), generator=generator)
     keys = torch.randn(1500, config.model.dim, generator=generator)
-    objective.memory.enqueue(keys, images.labels[ids], ids)
+    method.memory.enqueue(keys, images.labels[ids], ids)
     batch = next(iter(loader.epoch(1)))
-    objective.backward(batch, Moment(6, 1))
-    run.log({"step": 12, "epoch": 1, **objective.describe()})
+    outcomes = compute_gradients(method, batch, TrainingPosition(6, 1))
+    run.log({"step": 12, "epoch": 1, **method.describe(outcomes)})
     records, _ = read_records([run])
     (picture,), _ = false_negatives(records)
     lines = {line["kind"]: line["y"][0] for line in picture.numbers["lines"]}
 
-    outcome, plan = objective.last.outcome, objective.last.plan
-    of_queue, false = objective.memory.labels.tolist(), 0
+    outcome, plan = outcomes[-1].contrast, outcomes[-1].plan
+    of_queue, false = method.memory.labels.tolist(), 0
     for row, label in enumerate(batch.labels.tolist()):
         similarity = outcome.real[row].tolist()
         highest = sorted(range(1500), key=lambda slot: -similarity[slot])[:1024]
@@ -164,7 +166,7 @@ def test_an_oracles_false_negatives_are_those_a_count_finds(tmp_path):
     )
     assert false > 0
     parents = torch.cat([plan.base, plan.partner[:, :8]], dim=1)
-    mixed = objective.memory.labels[parents] == batch.labels[:, None]
+    mixed = method.memory.labels[parents] == batch.labels[:, None]
     assert not mixed.any()
     assert lines["pair points with a false parent"] == 0
     assert "Oracle runs" in picture.caption

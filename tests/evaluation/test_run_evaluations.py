@@ -15,12 +15,12 @@ import hardmix
 from hardmix.commands import main as cli
 from hardmix.errors import InputError
 from hardmix.evaluation import finetune, linear
-from hardmix.evaluation.evaluated_run import _num_classes, open_subject
+from hardmix.evaluation.evaluated_run import _num_classes, open_evaluated_run
 from hardmix.evaluation.finetune import balanced_subset
 from hardmix.models.backbones import build_backbone
 from hardmix.runs.folder import OWN_TRUNK, Run
 from hardmix.settings.config import DataConfig, ModelConfig, PretrainConfig, TrainConfig
-from hardmix.settings.recipes import LINEAR_PRESETS
+from hardmix.settings.evaluation_options import LINEAR_PRESETS, LinearOptions
 
 CONFIG = PretrainConfig(
     recipe="demo",
@@ -116,13 +116,13 @@ def test_linear_protocol_changes_its_rate_at_the_right_epochs_and_no_trunk(run, 
 
 
 def test_linear_notices_a_trunk_that_changes(run, monkeypatch):
-    def spoil(subject, config, test):
-        next(subject.encoder.parameters()).data.add_(1e-7)
+    def spoil(evaluated, config, test):
+        next(evaluated.encoder.parameters()).data.add_(1e-7)
         return [{"epoch": 0, "top1": 0.0, "top5": 0.0}]
 
     monkeypatch.setattr(linear, "train_classifier", spoil)
     with pytest.raises(AssertionError, match="trunk changed"):
-        linear.evaluate(run.path, LINEAR_PRESETS["imagenet100"])
+        linear.measure(run.path, LinearOptions(preset="imagenet100"))
 
 
 def test_presets_are_the_papers():
@@ -135,12 +135,12 @@ def test_presets_are_the_papers():
 
 
 def test_a_classifier_trained_by_the_protocol_learns(run):
-    subject = open_subject(run.path)
+    evaluated = open_evaluated_run(run.path)
     config = linear.LinearConfig(epochs=8, batch_size=48, lr=1.0, milestones=(6,))
-    test = subject.features(subject.encoder, subject.test, "test")
-    curve = linear.train_classifier(subject, config, test)
+    test = evaluated.features(evaluated.encoder, evaluated.test, "test")
+    curve = linear.train_classifier(evaluated, config, test)
     assert curve[-1]["loss"] < curve[0]["loss"]
-    assert curve == linear.train_classifier(subject, config, test)
+    assert curve == linear.train_classifier(evaluated, config, test)
 
 
 @pytest.mark.parametrize("untrained", [False, True])
@@ -157,9 +157,9 @@ def test_finetune_on_a_share_of_the_labels(run, untrained, capfd):
 
 def test_finetuning_learns(run):
     config = finetune.FinetuneConfig(epochs=12, batch_size=48, lr=0.1, classifier_lr=0.1)
-    subject = open_subject(run.path)
-    model = finetune.train(subject, build_backbone("small").trunk, config)
-    seen = subject._replace(test=subject.train)
+    evaluated = open_evaluated_run(run.path)
+    model = finetune.train(evaluated, build_backbone("small").trunk, config)
+    seen = evaluated._replace(test=evaluated.train)
     assert finetune.score(seen, model).top1 > 0.3  # 12 classes; chance is 0.08
 
 
@@ -314,7 +314,7 @@ def test_an_encoder_leaves_and_comes_back(run, tmp_path, capfd):
 
 
 def test_training_and_test_images_must_have_the_same_two_classes_or_more(run):
-    images = open_subject(run.path).train
+    images = open_evaluated_run(run.path).train
     fewer = dataclasses.replace(images, classes=("a",))
     with pytest.raises(InputError, match="12 classes and shapes 1: training and test"):
         _num_classes(images, fewer)

@@ -12,8 +12,11 @@ from safetensors.torch import load_file
 
 import ranks
 from hardmix.commands import main as cli
+from hardmix.data.loading import open_loader
 from hardmix.errors import InputError
-from hardmix.methods.moco import Contrastive, Moment, choose_strategy
+from hardmix.methods.all_methods import build_method
+from hardmix.methods.base import Materials, Method, TrainingPosition
+from hardmix.methods.mixing_schedule import choose_strategy
 from hardmix.mixing.plans import plan_mochi
 from hardmix.runs.folder import Run
 from hardmix.runtime.device import choose_compute
@@ -21,6 +24,7 @@ from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.recipes import RECIPES
 from hardmix.training.pretrain import prepare, pretrain, start
+from hardmix.training.step import compute_gradients
 
 
 def tiny(method="mochi", oracle=False, *, train=None, **more) -> PretrainConfig:
@@ -98,57 +102,55 @@ def test_more_epochs_make_the_learning_rate_jump_back_up(tmp_path):
     assert after[2] > before[1]
 
 
-def contrastive(**more) -> tuple[Contrastive, list]:
-    training_config = tiny(**more)
-    objective = Contrastive(training_config, choose_compute("cpu"), 3, None).train()
-    from hardmix.data.loading import open_loader
-
-    _, loader = open_loader(training_config.data, training_config.train, torch.device("cpu"))
-    return objective, list(loader.epoch(0))
+def moco(**more) -> tuple[Method, list]:
+    config = tiny(**more)
+    method = build_method(config, Materials(choose_compute("cpu"))).train()
+    _, loader = open_loader(config.data, config.train, torch.device("cpu"))
+    return method, list(loader.epoch(0))
 
 
 def test_key_encoder_starts_bit_equal_and_never_gets_gradients():
-    objective, batches = contrastive()
-    query, key = objective.pair.query.state_dict(), objective.pair.key.state_dict()
+    method, batches = moco()
+    query, key = method.pair.query.state_dict(), method.pair.key.state_dict()
     assert all(torch.equal(query[name], key[name]) for name in query)
-    objective.backward(batches[0], Moment(0, 0))
-    assert all(parameter.grad is None for parameter in objective.pair.key.parameters())
-    assert all(parameter.grad is not None for parameter in objective.trained())
+    compute_gradients(method, batches[0], TrainingPosition(0, 0))
+    assert all(parameter.grad is None for parameter in method.pair.key.parameters())
+    (group,) = method.parameter_groups()
+    assert all(parameter.grad is not None for parameter in group["params"])
 
 
 def test_the_queue_is_read_before_it_is_written():
-    objective, batches = contrastive(train={"exclude_same_image": False})
+    method, batches = moco(train={"exclude_same_image": False})
     for step, batch in enumerate(batches[:3]):
-        objective.backward(batch, Moment(step, 0))
-        assert int(objective.memory.filled) == 16 * step
-        outcome = objective.last.outcome
-        own = torch.cat(objective.keys)
-        assert not torch.isclose(objective.memory.keys @ own.T, torch.ones(())).any()
-        assert outcome.real.shape == (16, 64)
-        objective.remember(batch)
+        outcomes = compute_gradients(method, batch, TrainingPosition(step, 0))
+        assert int(method.memory.filled) == 16 * step
+        own = torch.cat([outcome.key for outcome in outcomes])
+        assert not torch.isclose(method.memory.keys @ own.T, torch.ones(())).any()
+        assert outcomes[-1].contrast.real.shape == (16, 64)
+        method.after_step(batch, outcomes)
         slots = slice(16 * step, 16 * step + 16)
-        assert torch.equal(objective.memory.ids[slots], batch.ids)
-        assert torch.equal(objective.memory.labels[slots], batch.labels)
+        assert torch.equal(method.memory.ids[slots], batch.ids)
+        assert torch.equal(method.memory.labels[slots], batch.labels)
 
 
 def test_the_oracle_excludes_the_querys_class_and_the_same_image_mask_the_image():
-    objective, batches = contrastive(oracle=True, train={"exclude_same_image": True})
-    objective.memory.enqueue(torch.randn(64, 128), torch.arange(64) % 12, torch.arange(64))
-    exclude = objective._exclude(batches[0])
+    method, batches = moco(oracle=True, train={"exclude_same_image": True})
+    method.memory.enqueue(torch.randn(64, 128), torch.arange(64) % 12, torch.arange(64))
+    exclude = method._exclude(batches[0])
     for row, (label, image) in enumerate(zip(batches[0].labels, batches[0].ids, strict=True)):
-        same = (objective.memory.labels == label) | (objective.memory.ids == image)
+        same = (method.memory.labels == label) | (method.memory.ids == image)
         assert torch.equal(exclude[row], same)
 
 
 def test_a_step_is_described_by_the_queue_it_saw_not_by_the_one_it_wrote():
-    objective, batches = contrastive(train={"exclude_same_image": False})
-    objective.memory.enqueue(torch.randn(64, 128), torch.arange(64) % 12, torch.arange(64))
-    objective.backward(batches[0], Moment(50, 5))
-    described, hardness = objective.describe(), objective.hardness()
-    objective.remember(batches[0])
-    objective.memory.labels.fill_(int(batches[0].labels[0]))
-    assert objective.describe() == described
-    assert objective.hardness() == hardness
+    method, batches = moco(train={"exclude_same_image": False})
+    method.memory.enqueue(torch.randn(64, 128), torch.arange(64) % 12, torch.arange(64))
+    outcomes = compute_gradients(method, batches[0], TrainingPosition(50, 5))
+    described, hardness = method.describe(outcomes), method.hardness(outcomes)
+    method.after_step(batches[0], outcomes)
+    method.memory.labels.fill_(int(batches[0].labels[0]))
+    assert method.describe(outcomes) == described
+    assert method.hardness(outcomes) == hardness
 
 
 def test_with_the_oracle_no_synthetic_point_has_a_false_parent(tmp_path):
@@ -161,17 +163,18 @@ def test_with_the_oracle_no_synthetic_point_has_a_false_parent(tmp_path):
 
 
 def test_accumulated_gradients_have_the_same_shape_and_enqueue_every_key():
-    objective, batches = contrastive(train={"accumulate": 4}, model={"key_bn_splits": 2})
-    objective.backward(batches[0], Moment(0, 0))
-    objective.remember(batches[0])
-    assert int(objective.memory.filled) == 16
+    method, batches = moco(train={"accumulate": 4}, model={"key_bn_splits": 2})
+    outcomes = compute_gradients(method, batches[0], TrainingPosition(0, 0))
+    assert len(outcomes) == 4
+    method.after_step(batches[0], outcomes)
+    assert int(method.memory.filled) == 16
 
 
 def test_prefill_fills_the_queue_before_the_first_step(tmp_path):
     config = tiny(train={"queue_start": "prefill"})
-    training = prepare(config, Run(tmp_path / "run"), stop=StopRequest())
+    training = prepare(config, Run(tmp_path / "run"), Own(), StopRequest())
     start(training, resume=False)
-    assert training.objective.memory.unfilled() is None
+    assert training.method.memory.unfilled() is None
 
 
 def test_strategies_get_their_own_options():

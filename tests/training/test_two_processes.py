@@ -78,7 +78,7 @@ def disturb_rank_1(config, out):
 
     def disturbed(training):
         if torch.distributed.get_rank() == 1:
-            training.objective.memory.keys[3, 5] += 1e-6
+            training.method.memory.keys[3, 5] += 1e-6
         check(training)
 
     import hardmix.training.pretrain as loop

@@ -482,7 +482,7 @@ def test_a_program_that_has_other_tensors_is_named(tmp_path, monkeypatch):
     run = make_run(tmp_path / "run")
     monkeypatch.setattr("torchvision.models.resnet.resnet18", lambda: torchvision.models.resnet34())
     encoder = load_encoder(run.path, trunk=_identity_fc(torchvision.models.resnet18()))
-    job = exporting.Job(run.encoder_file, encoder, tmp_path / "a.pth")
+    job = exporting.ExportJob(run.encoder_file, encoder, tmp_path / "a.pth")
     with pytest.raises(InputError, match="torchvision's resnet18, as installed here"):
         exporting._torchvision(job)
 

@@ -1,44 +1,37 @@
 """Fig. 3: results over (N, s, s'), and runs in the plane of alignment and uniformity."""
 
-import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-from hardmix.analysis.figures import Cell, Place, fig3a, fig3b, fig3c
-from hardmix.analysis.records import Found, Record
+from hardmix.analysis.figures.fig3 import MochiSetting, Place, fig3a, fig3b, fig3c
+from hardmix.analysis.figures.picture import Found
+from hardmix.runs.labels import identity
+from hardmix.runs.reading import RunRecord
 from hardmix.settings.config import PretrainConfig
+from hardmix.settings.saved import settings
 
-EVALUATIONS = {
+BASELINE = "moco-v2"
+ACCURACIES = {
     "linear": "linear accuracy",
     "linear-cached": "linear probe accuracy",
     "knn": "k-NN accuracy",
 }
 """results/*.json that hold an accuracy, the paper's own first."""
 
-FREE = {
-    "data": ("workers", "max_unreadable", "max_pixels"),
-    "train": (
-        *("seed", "device", "precision", "log_every", "knn_every", "save_every", "tensorboard"),
-        "accumulate",
-    ),
-}
-"""Settings in which compared runs may differ, beside the method and its mixing."""
-
-
 class Scored(NamedTuple):
     """A run with one of its accuracies."""
 
-    record: Record
+    record: RunRecord
     config: PretrainConfig
     accuracy: float
 
 
-def accuracies(record: Record) -> dict[tuple[str, str, str], float]:
+def accuracies(record: RunRecord) -> dict[tuple[str, str, str], float]:
     """Top-1 by (evaluation, protocol, data): only equal ones are compared."""
     found = {}
-    for name in EVALUATIONS:
+    for name in ACCURACIES:
         result = record.results.get(name, {})
         if isinstance(result.get("top1"), int | float):
             key = name, str(result.get("protocol", "")), str(result.get("data", ""))
@@ -48,15 +41,11 @@ def accuracies(record: Record) -> dict[tuple[str, str, str], float]:
 
 def comparable(config: PretrainConfig) -> str:
     """Equal for runs that differ in nothing but method, mixing and seed."""
-    settings = dataclasses.asdict(config)
-    for group, names in FREE.items():
-        for name in names:
-            settings[group].pop(name)
-    del settings["method"], settings["mix"]
-    return repr(settings)
+    kept = identity(settings(config), pooled=("train.seed",))
+    return repr({k: v for k, v in kept.items() if k != "method" and not k.startswith("mix.")})
 
 
-def grid_pictures(records: Sequence[Record]) -> Found:
+def grid_pictures(records: Sequence[RunRecord]) -> Found:
     """Fig. 3a and 3b over the largest set of comparable MoCHi runs."""
     chosen = _largest_grid(records)
     if chosen is None:
@@ -64,8 +53,8 @@ def grid_pictures(records: Sequence[Record]) -> Found:
             "No MoCHi run has a result (hardmix linear RUN or hardmix knn RUN): no Fig. 3a and 3b."
         ]
     measure, scored = chosen
-    cells = _cells([each for each in scored if each.config.method == "mochi"])
-    baselines = _cells([each for each in scored if each.config.method == "moco-v2"], plain=True)
+    cells = _cells([each for each in scored if _mixes(each.config)])
+    baselines = _cells([each for each in scored if not _mixes(each.config)], plain=True)
     baseline = baselines[0] if baselines else None
     pictures = [fig3a(cells, baseline, measure)]
     missing = _left_out(records, scored)
@@ -77,7 +66,7 @@ def grid_pictures(records: Sequence[Record]) -> Found:
     return [*pictures, fig3b(some, baseline, measure)], missing
 
 
-def embedding_space(records: Sequence[Record]) -> Found:
+def embedding_space(records: Sequence[RunRecord]) -> Found:
     """Fig. 3c, of the runs that have results/embedding.json."""
     places, without = [], []
     for record in records:
@@ -94,7 +83,7 @@ def embedding_space(records: Sequence[Record]) -> Found:
     return [fig3c(places)] if places else [], missing if without else []
 
 
-def _largest_grid(records: Sequence[Record]) -> tuple[str, list[Scored]] | None:
+def _largest_grid(records: Sequence[RunRecord]) -> tuple[str, list[Scored]] | None:
     """The evaluation and settings that most MoCHi settings share; the paper's own before others."""
     groups: dict[Any, list[Scored]] = defaultdict(list)
     for record in records:
@@ -105,28 +94,32 @@ def _largest_grid(records: Sequence[Record]) -> tuple[str, list[Scored]] | None:
             groups[kind, comparable(record.config)].append(scored)
 
     def size(key: Any) -> tuple[int, bool, int]:
-        cells = {_setting(e.config) for e in groups[key] if e.config.method == "mochi"}
-        has_baseline = any(each.config.method == "moco-v2" for each in groups[key])
-        return len(cells), has_baseline, -list(EVALUATIONS).index(key[0][0])
+        cells = {_setting(each.config) for each in groups[key] if _mixes(each.config)}
+        has_baseline = any(not _mixes(each.config) for each in groups[key])
+        return len(cells), has_baseline, -list(ACCURACIES).index(key[0][0])
 
     best = max(groups, key=size, default=None)
     if best is None or size(best)[0] == 0:
         return None
-    return EVALUATIONS[best[0][0]], groups[best]
+    return ACCURACIES[best[0][0]], groups[best]
 
 
 def _is_plain(config: PretrainConfig) -> bool:
     """MoCo-v2, or the paper's MoCHi and none of its variants."""
     if config.method == "mochi":
         return config.mix.strategy == "mochi" and config.mix.real_negatives == "keep"
-    return config.method == "moco-v2"
+    return config.method == BASELINE
+
+
+def _mixes(config: PretrainConfig) -> bool:
+    return config.uses("mix.num_pairs")
 
 
 def _setting(config: PretrainConfig) -> tuple[int, int, int]:
     return config.mix.num_hardest, config.mix.num_pairs, config.mix.num_with_query
 
 
-def _cells(scored: Sequence[Scored], *, plain: bool = False) -> list[Cell]:
+def _cells(scored: Sequence[Scored], *, plain: bool = False) -> list[MochiSetting]:
     """Mean and deviation over the runs of each setting; MoCo-v2 (`plain`) has only one."""
     by_setting: dict[tuple[int, int, int], list[float]] = defaultdict(list)
     for each in scored:
@@ -134,11 +127,12 @@ def _cells(scored: Sequence[Scored], *, plain: bool = False) -> list[Cell]:
     cells = []
     for setting, values in sorted(by_setting.items()):
         deviation = stdev(values) if len(values) > 1 else 0.0
-        cells.append(Cell(*setting, round(mean(values), 6), round(deviation, 6), len(values)))
+        accuracy = round(mean(values), 6), round(deviation, 6)
+        cells.append(MochiSetting(*setting, *accuracy, len(values)))
     return cells
 
 
-def _left_out(records: Sequence[Record], scored: Sequence[Scored]) -> list[str]:
+def _left_out(records: Sequence[RunRecord], scored: Sequence[Scored]) -> list[str]:
     """MoCHi runs that Fig. 3a and 3b cannot show beside the others."""
     inside = {str(each.record.run.path) for each in scored}
     return [
@@ -146,6 +140,6 @@ def _left_out(records: Sequence[Record], scored: Sequence[Scored]) -> list[str]:
         " there, or no result of their kind."
         for record in records
         if record.config is not None
-        and record.config.method == "mochi"
+        and _mixes(record.config)
         and str(record.run.path) not in inside
     ]

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hardmix.analysis.accuracy_grids import embedding_space, grid_pictures
-from hardmix.analysis.false_negatives import false_negatives
-from hardmix.analysis.figures import Picture, check_installed, save
+from hardmix.analysis.figures.picture import Found, Picture, check_installed, save
 from hardmix.analysis.hardness import matching_probabilities, similarities
-from hardmix.analysis.proxy_task import proxy_task
-from hardmix.analysis.records import Found, Record, read_records
+from hardmix.analysis.over_training import false_negatives, proxy_task
 from hardmix.analysis.toy_sphere import toy_sphere
 from hardmix.errors import InputError
 from hardmix.runs.folder import Run
+from hardmix.runs.reading import RunRecord, read_runs, with_new_results
 from hardmix.runtime.console import say, warn
 
 
@@ -45,11 +44,13 @@ def analyze(runs: Sequence[Path | str], out: Path | None = None) -> Analysis:
     except OSError as error:
         raise InputError(f"--out {folder} cannot be made: {error.strerror}.") from error
     analysis = Analysis()
-    for run in opened:
-        pictures, missing = portray(run)
-        _write(analysis, run.figures, pictures)
+    records = read_runs([run.path for run in opened])
+    for record in records:
+        pictures, missing = portray(record)
+        _write(analysis, record.run.figures, pictures)
         analysis.missing.extend(missing)
-    pictures, missing = compare(opened)
+    # Alignment and uniformity were measured just now.
+    pictures, missing = compare([with_new_results(record) for record in records])
     _write(analysis, folder, pictures)
     analysis.missing.extend(sentence for sentence in missing if sentence not in analysis.missing)
     for sentence in analysis.missing:
@@ -57,13 +58,16 @@ def analyze(runs: Sequence[Path | str], out: Path | None = None) -> Analysis:
     return analysis
 
 
-def compare(runs: Sequence[Run]) -> Found:
-    """The figures that compare runs, from their metrics and results alone; never an exception."""
+def compare(records: Sequence[RunRecord]) -> Found:
+    """The figures that compare runs, from their metrics and results alone; never an exception.
+
+    `hardmix.runs.reading.read_runs` makes records of folders.
+    """
     try:
         check_installed()
     except InputError as error:
         return [], [str(error)]
-    records, missing = read_records(runs)
+    missing = [sentence for record in records for sentence in record.missing]
     pictures: list[Picture] = []
     for name, draw in _COMPARISONS.items():
         try:
@@ -75,13 +79,13 @@ def compare(runs: Sequence[Run]) -> Found:
     return pictures, missing
 
 
-def portray(run: Run) -> Found:
+def portray(record: RunRecord) -> Found:
     """The figures of one run; encoder and images are looked at unless that was done before."""
     # Here and not above: torchvision takes seconds, and a report looks at no image.
     from hardmix.analysis.embedding import look_at_features
     from hardmix.analysis.gallery import look_at_queue
 
-    (record,), _ = read_records([run])
+    run = record.run
     pictures, missing = sketch(record)
     for name, look in {"map and spectrum": look_at_features, "gallery": look_at_queue}.items():
         try:
@@ -93,7 +97,7 @@ def portray(run: Run) -> Found:
     return pictures, missing
 
 
-def sketch(record: Record) -> Found:
+def sketch(record: RunRecord) -> Found:
     """The figures of one run that need no encoder: Fig. 2a and the similarities over training."""
     first, second = matching_probabilities([record]), similarities(record)
     return first[0] + second[0], first[1] + second[1]
@@ -119,7 +123,7 @@ def _write(analysis: Analysis, folder: Path, pictures: Sequence[Picture]) -> Non
         analysis.pictures.append((folder, picture))
 
 
-_COMPARISONS: dict[str, Callable[[Sequence[Record]], Found]] = {
+_COMPARISONS: dict[str, Callable[[Sequence[RunRecord]], Found]] = {
     "Fig. 2a": matching_probabilities,
     "Fig. 2b": proxy_task,
     "Fig. 2c": false_negatives,

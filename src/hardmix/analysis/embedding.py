@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hardmix.analysis.figures import MapPoints, embedding_map, feature_spectrum, load
-from hardmix.analysis.records import Found
+from hardmix.analysis.figures.maps import MapPoints, embedding_map, feature_spectrum
+from hardmix.analysis.figures.picture import Found, load
 from hardmix.analysis.tsne import FEWEST, MOST, tsne
 from hardmix.data.datasets import ImageSet, has_test, open_images
 from hardmix.data.thumbnails import thumbnail_of
@@ -77,14 +77,7 @@ def measure_run(run: Run, data: DataConfig | None = None) -> MeasuredRun:
     split, images = _evaluation_images(data, config.train.seed)
     compute = choose_compute(config.train.device, config.train.precision)
     encoder.to(compute.device).to(memory_format=torch.channels_last)
-    features = extract(
-        encoder,
-        images,
-        image_size=data.image_size,
-        compute=compute,
-        workers=data.workers,
-        title="evaluation features",
-    )
+    features = extract(encoder, images, data, compute=compute, title="evaluation features")
     measured, unmeasured = measure(features)
     missing = [f"{run.path}: {sentence}" for sentence in unmeasured]
     kept = {k: v for k, v in measured.items() if k not in ("warning", "singular_values")}

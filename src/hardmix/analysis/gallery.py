@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hardmix.analysis.figures import Neighbour, Parents, Query, gallery, load
-from hardmix.analysis.records import Found
+from hardmix.analysis.figures.image_sheet import Neighbour, Parents, Query, gallery
+from hardmix.analysis.figures.picture import Found, load
 from hardmix.data.augment import channel_statistics, evaluation_crop
 from hardmix.data.datasets import ImageSet, fingerprint, open_images
 from hardmix.data.image_files import UnreadableImage

@@ -5,9 +5,15 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from hardmix.analysis.figures import Histogram, Ranks, fig2a, similarity_histograms
-from hardmix.analysis.figures.fig2 import MOST_PANELS
-from hardmix.analysis.records import Found, Record
+from hardmix.analysis.figures.fig2 import (
+    MOST_PANELS,
+    Histogram,
+    Ranks,
+    fig2a,
+    similarity_histograms,
+)
+from hardmix.analysis.figures.picture import Found
+from hardmix.runs.reading import RunRecord
 
 MOST_RANKS = 160
 """Ranks drawn, evenly on the logarithmic axis."""
@@ -21,22 +27,22 @@ KINDS = {
 """Histograms of hardness.jsonl, in words."""
 
 
-def matching_probabilities(records: Sequence[Record]) -> Found:
+def matching_probabilities(records: Sequence[RunRecord]) -> Found:
     """Fig. 2a for these runs, and which of them it leaves out."""
-    found = {record.label: _ranks(record) for record in records}
-    without = [str(record.run.path) for record in records if not found[record.label]]
+    found = [(record, _ranks(record)) for record in records]
+    without = [str(record.run.path) for record, ranks in found if not ranks]
     missing = []
     if without:
         missing.append(
             f"Fig. 2a leaves out {', '.join(without)}: no matching probabilities (hardness.jsonl)."
         )
-    runs = [(label, ranks) for label, ranks in found.items() if ranks]
+    runs = [(record.label, ranks) for record, ranks in found if ranks]
     if len(runs) > MOST_PANELS:
         missing.append(f"Fig. 2a shows the first {MOST_PANELS} of {len(runs)} runs.")
     return [fig2a(runs)] if runs else [], missing
 
 
-def half_holders(record: Record) -> list[float]:
+def half_holders(record: RunRecord) -> list[float]:
     """Share of the recorded negatives that holds half of their matching probability, by epoch."""
     found = []
     for line in record.hardness:
@@ -48,7 +54,7 @@ def half_holders(record: Record) -> list[float]:
     return found
 
 
-def similarities(record: Record) -> Found:
+def similarities(record: RunRecord) -> Found:
     """Histograms of similarities over training, where they were recorded."""
     kinds = []
     for key, words in KINDS.items():
@@ -64,7 +70,7 @@ def similarities(record: Record) -> Found:
     return [similarity_histograms(record.label, kinds)], []
 
 
-def _ranks(record: Record) -> list[Ranks]:
+def _ranks(record: RunRecord) -> list[Ranks]:
     return [
         _thin(line["epoch"], line["matching_probability"])
         for line in record.hardness

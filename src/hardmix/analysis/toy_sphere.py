@@ -3,7 +3,8 @@
 import torch
 from torch.nn.functional import normalize
 
-from hardmix.analysis.figures import Group, Picture, fig1
+from hardmix.analysis.figures.maps import ToyPoints, fig1
+from hardmix.analysis.figures.picture import Picture
 from hardmix.analysis.tsne import MOST, tsne
 from hardmix.errors import InputError
 from hardmix.mixing.plans import hardest_negatives, materialize, plan_mochi
@@ -51,7 +52,7 @@ def toy_sphere(
         "query": places[-1:],
     }
     groups = [
-        Group(kind, *([round(value, 3) for value in column] for column in some.T.tolist()))
+        ToyPoints(kind, *([round(value, 3) for value in column] for column in some.T.tolist()))
         for kind, some in chosen.items()
         if len(some)
     ]

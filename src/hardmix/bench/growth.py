@@ -18,7 +18,7 @@ from hardmix.bench.jobs import Job, Row, Setup, Tell
 from hardmix.bench.loader_speed import jpeg_size, loader_job
 from hardmix.bench.loss_variants import Shape
 from hardmix.bench.rounds import take_turns
-from hardmix.bench.step import step_job
+from hardmix.bench.step_speed import step_job
 from hardmix.bench.steps import TINY, StepSize
 from hardmix.runs.folder import Run
 

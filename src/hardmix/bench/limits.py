@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hardmix.bench import end_to_end, loader_speed, loss_speed, start, step
+from hardmix.bench import end_to_end, loader_speed, loss_speed, start, step_speed
 from hardmix.bench.jobs import Row, Setup
 
 BUSY = 0.1
@@ -45,7 +45,7 @@ def _at_most(
 
 
 _SMALL, _LARGE = loss_speed.label(loss_speed.SMALL), loss_speed.label(loss_speed.LARGE)
-_RESNET18, _RESNET50 = step.label(step.RESNET18), step.label(step.RESNET50)
+_RESNET18, _RESNET50 = step_speed.label(step_speed.RESNET18), step_speed.label(step_speed.RESNET50)
 _EXAMPLE = end_to_end.label(end_to_end.EXAMPLE)
 
 LIMITS: tuple[Limit, ...] = (

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hardmix.bench import loss_speed, step
+from hardmix.bench import loss_speed, step_speed
 from hardmix.bench.jobs import Job, Row, Setup, Tell
 from hardmix.bench.loss_variants import VARIANTS, Shape, embeddings
 from hardmix.bench.rounds import paired_ratio
@@ -47,8 +47,8 @@ def plan(setup: Setup) -> list[Job]:
         for name in LOSSES
     ]
     jobs += [
-        _job(setup, "step-memory", name, step.label(size), {"size": size})
-        for size in step.sizes(setup)
+        _job(setup, "step-memory", name, step_speed.label(size), {"size": size})
+        for size in step_speed.sizes(setup)
         for name in variants(setup.precisions, setup.lightly)
     ]
     return jobs

@@ -15,7 +15,7 @@ from hardmix.bench.official import OfficialMoco, OfficialStep
 from hardmix.bench.test_images import listed
 from hardmix.data.batches import Batch
 from hardmix.models.backbones import build_backbone
-from hardmix.models.encoders import HEADS
+from hardmix.models.heads import HEADS
 from hardmix.runs.folder import Run
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import (
@@ -28,7 +28,7 @@ from hardmix.settings.config import (
     TrainConfig,
 )
 from hardmix.settings.methods import MethodName
-from hardmix.training.pretrain import take_step
+from hardmix.training.step import take_step
 from hardmix.training.setup import Own, prepare
 from hardmix.training.state import Training
 

@@ -8,7 +8,15 @@ from typing import Any
 
 import torch
 
-from hardmix.bench import end_to_end, growth, loader_speed, loss_speed, memory_use, start, step
+from hardmix.bench import (
+    end_to_end,
+    growth,
+    loader_speed,
+    loss_speed,
+    memory_use,
+    start,
+    step_speed,
+)
 from hardmix.bench.choices import PARTS, QUICK_ROUNDS, BenchOptions
 from hardmix.bench.circumstances import available_cores, circumstances, load_average
 from hardmix.bench.jobs import Job, Row, Setup, Tell, run_job
@@ -28,7 +36,7 @@ from hardmix.runtime.device import choose_compute
 
 PLANS: dict[str, Callable[[Setup], list[Job]]] = {
     "loss": loss_speed.plan,
-    "step": step.plan,
+    "step": step_speed.plan,
     "loader": loader_speed.plan,
     "end-to-end": end_to_end.plan,
     "start": start.plan,

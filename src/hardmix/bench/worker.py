@@ -8,13 +8,21 @@ from typing import Any
 
 import torch
 
-from hardmix.bench import end_to_end, growth, loader_speed, loss_speed, memory_use, start, step
+from hardmix.bench import (
+    end_to_end,
+    growth,
+    loader_speed,
+    loss_speed,
+    memory_use,
+    start,
+    step_speed,
+)
 from hardmix.bench.jobs import Row, Tell
 from hardmix.errors import InputError
 
 MEASURES: dict[str, Callable[[dict[str, Any], Tell], list[Row]]] = {
     "loss": loss_speed.measure,
-    "step": step.measure,
+    "step": step_speed.measure,
     "loader": loader_speed.measure,
     "end-to-end": end_to_end.measure,
     "start": start.measure,

@@ -1,4 +1,4 @@
-"""The command that measures our performance claims. See cli.py."""
+"""The command that measures our performance claims."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,8 +7,7 @@ from typing import Annotated
 import tyro
 
 from hardmix.bench.choices import PARTS, BenchOptions, Device
-
-Help = tyro.conf.arg
+from hardmix.commands.options import Help, parse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,7 @@ class Bench:
 
 def bench(arguments: list[str]) -> None:
     """Our performance claims, measured here."""
-    asked = tyro.cli(Bench, prog="hardmix bench", args=arguments)
+    asked = parse(Bench, "bench", arguments)
     options = BenchOptions(
         parts=asked.parts or PARTS,
         out=asked.out,

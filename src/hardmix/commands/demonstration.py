@@ -13,29 +13,29 @@ from typing import Any
 from torch import nn
 
 from hardmix.analysis.analyze import sketch
-from hardmix.analysis.figures import check_installed, save
+from hardmix.analysis.figures.picture import check_installed, save
 from hardmix.analysis.gallery import look_at_queue
-from hardmix.analysis.records import read_records
 from hardmix.data.datasets import open_images
 from hardmix.errors import InputError
 from hardmix.evaluation.accuracy import Accuracy
-from hardmix.evaluation.evaluated_run import Subject, baseline_trunk, open_subject
+from hardmix.evaluation.evaluated_run import EvaluatedRun, baseline_trunk, open_evaluated_run
 from hardmix.evaluation.knn import knn_accuracy
+from hardmix.evaluation.linear import cached_protocol
 from hardmix.evaluation.probe import probe_accuracy
 from hardmix.report.page import write_report
 from hardmix.runs.folder import Run, versions
+from hardmix.runs.reading import read_run
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say, table
 from hardmix.settings.config import DataConfig, PretrainConfig
+from hardmix.settings.evaluation_options import KnnOptions
 from hardmix.settings.methods import MethodName
 from hardmix.settings.recipes import RECIPES
 from hardmix.training.pretrain import pretrain
 
-METHODS: tuple[MethodName, ...] = ("moco-v2", "mochi")
+COMPARED: tuple[MethodName, ...] = ("moco-v2", "mochi")
 
-NEIGHBOURS = 200
-TEMPERATURE = 0.07
-"""Of the k-NN's votes."""
+VOTE = KnnOptions()
 
 CIFAR_EPOCHS = 8
 """Enough to see it learn; the recipe's own length takes half an hour for each method."""
@@ -47,12 +47,12 @@ def show(out: Path | None, data: DataConfig, *, epochs: int | None = None, seed:
     if out is None:
         names = (f"demo-{number}" if number > 1 else "demo" for number in count(1))
         out = next(path for path in map(Path("runs").joinpath, names) if not path.exists())
-    configs = {method: demo_config(method, data, epochs, seed) for method in METHODS}
+    configs = {method: demo_config(method, data, epochs, seed) for method in COMPARED}
     if out.exists() and any(out.iterdir()):
         raise InputError(f"--out {out} is not empty: choose another folder for the demonstration.")
     open_images(configs["mochi"].data, "train", seed).labelled()  # said before, not after, training
     runs = {method: pretrain(config, out / method) for method, config in configs.items()}
-    subjects = {method: open_subject(run.path) for method, run in runs.items()}
+    subjects = {method: open_evaluated_run(run.path) for method, run in runs.items()}
     subject = subjects["mochi"]
     trunks: dict[str, nn.Module] = {
         "raw pixels": baseline_trunk(subject, "pixels"),
@@ -87,24 +87,22 @@ def demo_config(
     return replace(config, mix=mix, train=replace(config.train, epochs=epochs, seed=seed))
 
 
-def score(trunk: nn.Module, subject: Subject) -> dict[str, Accuracy]:
+def score(trunk: nn.Module, subject: EvaluatedRun) -> dict[str, Accuracy]:
     """k-NN and linear-probe accuracy of frozen features on the test images."""
-    train = subject.features(trunk, subject.train, "training features")
-    test = subject.features(trunk, subject.test, "test features")
-    data = train.features, train.labels, test.features, test.labels
-    knn = knn_accuracy(*data, k=NEIGHBOURS, temperature=TEMPERATURE)
+    data = subject.split_features(trunk)
+    knn = knn_accuracy(*data, k=VOTE.k, temperature=VOTE.temperature)
     return {"knn": knn, "linear": probe_accuracy(*data)}
 
 
 def write_results(
-    run: Run, own: dict[str, Accuracy], found: dict[str, dict[str, Accuracy]], subject: Subject
+    run: Run, own: dict[str, Accuracy], found: dict[str, dict[str, Accuracy]], subject: EvaluatedRun
 ) -> None:
     """What `hardmix knn` and `hardmix linear` would leave in the run's folder."""
     floor = {"pixels": "raw pixels", "untrained": "untrained encoder"}
     where = {"train": len(subject.train), "test": len(subject.test), "data": subject.train.name}
     how: dict[str, dict[str, Any]] = {
-        "knn": {"k": NEIGHBOURS, "temperature": TEMPERATURE},
-        "linear": {"protocol": "cached features, lbfgs: not the paper's"},
+        "knn": {"k": VOTE.k, "temperature": VOTE.temperature},
+        "linear": {"protocol": cached_protocol("lbfgs")},
     }
     for kind, name in {"knn": "knn", "linear": "linear-cached"}.items():
         baselines = {short: found[full][kind]._asdict() for short, full in floor.items()}
@@ -116,8 +114,7 @@ def draw(run: Run) -> None:
     """The figures that take seconds: similarities over training, and the gallery."""
     try:
         check_installed()
-        (record,), _ = read_records([run])
-        pictures = [*sketch(record)[0], *look_at_queue(run)[0]]
+        pictures = [*sketch(read_run(run.path))[0], *look_at_queue(run)[0]]
     except InputError as error:
         say(f"{run.path} has no figures: {error}")
         return
@@ -137,7 +134,7 @@ def tell(
     epochs = config.train.epochs
     table(f"{config.data.name}, test accuracy", ["", "k-NN", "linear probe"], rows)
     floor = max(scores[name]["knn"] for name in ("raw pixels", "untrained encoder"))
-    better = [name for name in METHODS if scores[name]["knn"] > floor]
+    better = [name for name in COMPARED if scores[name]["knn"] > floor]
     learnt = " and ".join(better) if better else "neither method"
     say(
         f"After {epochs} epoch{'s' * (epochs != 1)} {learnt} told the classes apart better than raw"

@@ -1,4 +1,4 @@
-"""Commands that draw: the paper's figures for runs, and its toy sphere. See cli.py."""
+"""Commands that draw: the paper's figures for runs, its toy sphere, and one page of everything."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -6,7 +6,8 @@ from typing import Annotated
 
 import tyro
 
-Help = tyro.conf.arg
+from hardmix.commands.options import Help, parse
+from hardmix.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class Toy:
 
 def analyze(arguments: list[str]) -> None:
     """The paper's figures for these runs."""
-    options = tyro.cli(Analyze, prog="hardmix analyze", args=arguments)
+    options = parse(Analyze, "analyze", arguments)
     from hardmix.analysis.analyze import analyze as draw
 
     draw(options.runs, options.out)
@@ -48,7 +49,30 @@ def analyze(arguments: list[str]) -> None:
 
 def toy(arguments: list[str]) -> None:
     """Fig. 1: synthetic points on a toy sphere."""
-    options = tyro.cli(Toy, prog="hardmix toy", args=arguments)
+    options = parse(Toy, "toy", arguments)
     from hardmix.analysis.analyze import toy as draw
 
     draw(**asdict(options))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """One self-contained HTML page of these runs: hardmix report RUN [RUN ...] --out FILE.
+
+    Nothing is computed anew: `hardmix knn`, `linear` and `analyze` fill what the page shows.
+    """
+
+    runs: Annotated[
+        tyro.conf.Positional[tuple[Path, ...]], Help(metavar="RUN...", help="the runs' folders")
+    ] = ()
+    out: Annotated[Path, Help(help="the page; an earlier page is replaced")] = Path("report.html")
+
+
+def report(arguments: list[str]) -> None:
+    """One HTML page of these runs."""
+    options = parse(Report, "report", arguments)
+    if not options.runs:
+        raise InputError("no run is named: hardmix report RUN [RUN ...] --out report.html.")
+    from hardmix.report.page import write_report
+
+    write_report(options.runs, options.out)

@@ -1,4 +1,4 @@
-"""The command that repeats a grid of the paper. See cli.py."""
+"""The command that repeats a grid of the paper."""
 
 import sys
 from dataclasses import dataclass, field
@@ -7,11 +7,10 @@ from typing import Annotated, Literal
 
 import tyro
 
+from hardmix.commands.options import Help, parse
 from hardmix.errors import InputError
 from hardmix.sweep.grids import GRIDS
 from hardmix.sweep.scales import ScaleName
-
-Help = tyro.conf.arg
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +58,7 @@ class Sweep:
 
 def sweep(arguments: list[str]) -> None:
     """A grid of the paper: every row trained, evaluated, beside the paper's numbers."""
-    options = tyro.cli(Sweep, prog="hardmix sweep", args=arguments)
+    options = parse(Sweep, "sweep", arguments)
     from hardmix.runtime.console import complain
     from hardmix.sweep.planning import SweepOptions
     from hardmix.sweep.sweeping import sweep as run

@@ -1,7 +1,7 @@
 """What a loader gives to a step, and which images of the global batch are this process's."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float32, Int64
@@ -41,6 +41,7 @@ def batch_of(
     return Batch(tuple(views), labels.to(device), ids.to(device))
 
 
+@runtime_checkable
 class Loader(Protocol):
     """Batches of an epoch, from any step on, on this process."""
 

@@ -1,30 +1,30 @@
 """A run under evaluation: its encoder, and labelled images to judge it by."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hardmix.data.datasets import ImageSet, has_test, open_images
 from hardmix.errors import InputError
+from hardmix.evaluation.accuracy import Accuracy
 from hardmix.evaluation.features import Features, TrainedEncoder, extract, load_encoder
 from hardmix.models.backbones import build_backbone
 from hardmix.runs.folder import Run
-from hardmix.runtime.console import say
+from hardmix.runtime.console import say, table
 from hardmix.runtime.device import Compute, choose_compute
 from hardmix.runtime.random_numbers import permutation, seed_of
 from hardmix.settings.config import DataConfig
-
-Baseline = Literal["pixels", "untrained"]
-"""What needs no training: the floor an encoder has to beat."""
+from hardmix.settings.evaluation_options import Baseline
 
 HELD_OUT = 0.2
 """Share of the images that is the test set where the data has none."""
 
 
-class Subject(NamedTuple):
+class EvaluatedRun(NamedTuple):
     """An encoder and the images it is judged by."""
 
     run: Run
@@ -42,21 +42,34 @@ class Subject(NamedTuple):
     num_classes: int
     """Of both."""
 
+    started: float
+    """By the clock of `time.monotonic`."""
+
     def features(self, trunk: nn.Module, images: ImageSet, title: str) -> Features:
         """Frozen features of the evaluation crops."""
-        return extract(
-            trunk,
-            images,
-            image_size=self.data.image_size,
-            compute=self.compute,
-            workers=self.data.workers,
-            title=title,
-        )
+        return extract(trunk, images, self.data, compute=self.compute, title=title)
+
+    def split_features(self, trunk: nn.Module) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Features and labels of the training images, then of the test images."""
+        train = self.features(trunk, self.train, "training features")
+        test = self.features(trunk, self.test, "test features")
+        return train.features, train.labels, test.features, test.labels
+
+    def conclude(
+        self, name: str, result: dict[str, Any], title: str, rows: dict[str, Accuracy]
+    ) -> dict[str, Any]:
+        """Write RUN/results/NAME.json, show a table, and return what was written."""
+        result |= {"data": self.train.name, "seconds": time.monotonic() - self.started}
+        file = self.run.write_result(name, result)
+        shown = [[row, f"{each.top1:.4f}", f"{each.top5:.4f}"] for row, each in rows.items()]
+        table(title, ["", "top 1", "top 5"], shown)
+        say(f"Wrote {file}")
+        return result
 
 
-def open_subject(path: Path, data: DataConfig | None = None) -> Subject:
+def open_evaluated_run(path: Path, data: DataConfig | None = None) -> EvaluatedRun:
     """The run in this folder on its own data, or on other data; everything checked first."""
-    run = Run.open(path)
+    started, run = time.monotonic(), Run.open(path)
     config = run.config()
     data = data or config.data
     encoder = load_encoder(path)
@@ -74,7 +87,7 @@ def open_subject(path: Path, data: DataConfig | None = None) -> Subject:
     num_classes = _num_classes(train, test)
     compute = choose_compute(config.train.device, config.train.precision)
     encoder.to(compute.device).to(memory_format=torch.channels_last)
-    return Subject(run, encoder, data, compute, train, test, num_classes)
+    return EvaluatedRun(run, encoder, data, compute, train, test, num_classes, started)
 
 
 def hold_out(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet]:
@@ -84,13 +97,15 @@ def hold_out(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet]:
     return images.select(order[number:].sort().values), images.select(order[:number].sort().values)
 
 
-def baseline_trunk(subject: Subject, baseline: Baseline) -> nn.Module:
+def baseline_trunk(evaluated: EvaluatedRun, baseline: Baseline) -> nn.Module:
     """Raw pixels, or the same network with random weights."""
     if baseline == "pixels":
         return nn.Flatten()
-    torch.manual_seed(seed_of("weights", subject.run.config().train.seed))
-    trunk = build_backbone(subject.encoder.backbone, subject.encoder.channels).trunk
-    return trunk.to(subject.compute.device).to(memory_format=torch.channels_last)
+    torch.manual_seed(seed_of("weights", evaluated.run.config().train.seed))
+    trunk = build_backbone(
+        evaluated.encoder.backbone, evaluated.encoder.channels, evaluated.encoder.image_size
+    ).trunk
+    return trunk.to(evaluated.compute.device).to(memory_format=torch.channels_last)
 
 
 def _num_classes(train: ImageSet, test: ImageSet) -> int:
@@ -107,4 +122,4 @@ def _num_classes(train: ImageSet, test: ImageSet) -> int:
 
 def single_view(data: DataConfig, min_scale: float) -> DataConfig:
     """Random crop and flip, nothing else: how a classifier's training images are made."""
-    return replace(data, augmentation="plain", min_scale=min_scale)
+    return replace(data, augmentation="plain", min_scale=min_scale, views=None)

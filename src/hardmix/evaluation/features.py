@@ -23,6 +23,7 @@ from hardmix.runs.weight_files import read_safetensors
 from hardmix.runtime.console import progress
 from hardmix.runtime.device import Compute
 from hardmix.runtime.distributed import agree_on_max, gather_uneven, rank, world_size
+from hardmix.settings.config import DataConfig
 
 
 class Features(NamedTuple):
@@ -82,8 +83,11 @@ def load_encoder(
     channels, image_size = int(facts["channels"]), int(facts["image_size"])
     if trunk is None:
         if facts["backbone"] == OWN_TRUNK:
-            raise InputError(f"{file} was trained around a network of your own: pass it as trunk=.")
-        trunk = build_backbone(facts["backbone"], channels).trunk
+            raise InputError(
+                f"{file} was trained around a network of your own: pass it as trunk=; or train with"
+                " --model.backbone mypackage:make_net, which every command can build again."
+            )
+        trunk = build_backbone(facts["backbone"], channels, image_size).trunk
     _load_exactly(trunk, weights, file)
     encoder = TrainedEncoder(trunk, facts["backbone"], image_size, channels)
     return encoder.eval().to(device)
@@ -116,24 +120,28 @@ def _load_exactly(trunk: nn.Module, weights: dict[str, Tensor], file: Path) -> N
 def extract(
     trunk: nn.Module,
     images: ImageSet,
+    data: DataConfig,
     *,
-    image_size: int,
-    compute: Compute,
+    compute: Compute | None = None,
     batch_size: int = 256,
-    workers: int = 0,
     title: str = "features",
     between: Callable[[], None] = lambda: None,
 ) -> Features:
     """The trunk's features (no head: Sec. 4.3), in evaluation mode; its mode is restored.
 
-    Of many processes each takes a run of consecutive images, and every one gets all features, each
-    image once. `between` is called before each batch, on all of them as often.
+    `data` tells the size of the crops, the workers, and how many images may be unreadable.
+    `compute` is where the trunk is; unset, the trunk's own device in float32. Of many processes
+    each takes a run of consecutive images, and every one gets all features, each image once.
+    `between` is called before each batch, on all of them as often.
     """
+    compute = compute or where_it_is(trunk)
     training = trunk.training
     trunk.eval()
     first, share, rounds = _share_of(images, batch_size)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    batches = evaluation_batches(share, image_size, batch_size, compute.device, workers)
+    batches = evaluation_batches(
+        share, data.image_size, batch_size, compute.device, data.workers, data.max_unreadable
+    )
     try:
         with progress(title, len(share)) as meter:
             for _ in range(rounds):
@@ -151,6 +159,12 @@ def extract(
     nothing = (torch.empty(0, width), number, number)
     columns = (torch.cat(column) for column in zip(*(parts or [nothing]), strict=True))
     return Features(*(gather_uneven(column) for column in columns))
+
+
+def where_it_is(trunk: nn.Module) -> Compute:
+    """The device of a network's weights, in float32."""
+    device = next(trunk.parameters(), torch.empty(0)).device
+    return Compute(device, False, "fp32: the network as it is")
 
 
 def _share_of(images: ImageSet, batch_size: int) -> tuple[int, ImageSet, int]:

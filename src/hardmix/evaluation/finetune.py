@@ -6,7 +6,6 @@ every class and is chosen by the seed.
 
 import copy
 import dataclasses
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,47 +17,42 @@ from torch.nn.functional import cross_entropy
 from hardmix.data.loading import ViewLoader
 from hardmix.errors import InputError
 from hardmix.evaluation.accuracy import Accuracy, accuracy_of
-from hardmix.evaluation.evaluated_run import Subject, baseline_trunk, open_subject, single_view
+from hardmix.evaluation.evaluated_run import (
+    EvaluatedRun,
+    baseline_trunk,
+    open_evaluated_run,
+    single_view,
+)
 from hardmix.evaluation.probe import new_classifier
-from hardmix.runtime.console import progress, say, table
+from hardmix.runtime.console import progress
 from hardmix.runtime.random_numbers import permutation, seed_of
 from hardmix.settings.config import DataConfig
 from hardmix.settings.evaluation_options import FinetuneConfig
 from hardmix.settings.schedules import cosine
 
 
-def evaluate(
-    path: Path,
-    config: FinetuneConfig,
-    data: DataConfig | None = None,
-    *,
-    untrained: bool = False,
-) -> Accuracy:
+def measure(path: Path, options: FinetuneConfig, data: DataConfig | None = None) -> dict[str, Any]:
     """Fine-tune the encoder, or with `untrained` the same network from random weights."""
-    started = time.monotonic()
-    subject = open_subject(path, data)
-    assert subject.train.labels is not None
-    chosen = balanced_subset(subject.train.labels, config.labels, subject.num_classes, config.seed)
-    subject = subject._replace(train=subject.train.select(chosen))
-    pretrained: nn.Module = copy.deepcopy(subject.encoder.trunk)
-    start = baseline_trunk(subject, "untrained") if untrained else pretrained
-    model = train(subject, start, config)
-    accuracy = score(subject, model)
-    name = f"finetune-{config.labels:g}" + ("-untrained" if untrained else "")
+    evaluated = open_evaluated_run(path, data)
+    assert evaluated.train.labels is not None
+    chosen = balanced_subset(
+        evaluated.train.labels, options.labels, evaluated.num_classes, options.seed
+    )
+    evaluated = evaluated._replace(train=evaluated.train.select(chosen))
+    trunk: nn.Module = copy.deepcopy(evaluated.encoder.trunk)
+    if options.untrained:
+        trunk = baseline_trunk(evaluated, "untrained")
+    accuracy = score(evaluated, train(evaluated, trunk, options))
     result: dict[str, Any] = {
         **accuracy._asdict(),
-        "labels": config.labels,
+        "labels": options.labels,
         "images": len(chosen),
-        "start": "random weights" if untrained else "pre-trained",
-        "settings": dataclasses.asdict(config),
-        "data": subject.train.name,
-        "seconds": time.monotonic() - started,
+        "start": "random weights" if options.untrained else "pre-trained",
+        "settings": dataclasses.asdict(options),
     }
-    file = subject.run.write_result(name, result)
-    row = [[result["start"], f"{accuracy.top1:.4f}", f"{accuracy.top5:.4f}"]]
-    table(f"fine-tuned on {len(chosen)} labelled images", ["", "top 1", "top 5"], row)
-    say(f"Wrote {file}")
-    return accuracy
+    name = f"finetune-{options.labels:g}" + ("-untrained" if options.untrained else "")
+    title = f"fine-tuned on {len(chosen)} labelled images"
+    return evaluated.conclude(name, result, title, {result["start"]: accuracy})
 
 
 def balanced_subset(
@@ -81,25 +75,25 @@ def balanced_subset(
     return torch.cat(chosen).sort().values
 
 
-def train(subject: Subject, trunk: nn.Module, config: FinetuneConfig) -> nn.Sequential:
+def train(evaluated: EvaluatedRun, trunk: nn.Module, config: FinetuneConfig) -> nn.Sequential:
     """SGD with a cosine on trunk and classifier, each with its own learning rate."""
-    device = subject.compute.device
-    classifier = new_classifier(_width(subject, trunk), subject.num_classes, config.seed)
+    device = evaluated.compute.device
+    classifier = new_classifier(_width(evaluated, trunk), evaluated.num_classes, config.seed)
     model = nn.Sequential(trunk, classifier).to(device).train()
     rates = [config.lr, config.classifier_lr]
     groups = [{"params": part.parameters()} for part in model]
     optimizer = torch.optim.SGD(
         groups, lr=config.lr, momentum=0.9, weight_decay=config.weight_decay
     )
-    data = single_view(subject.data, config.min_scale)
-    size = min(config.batch_size, len(subject.train))
-    loader = ViewLoader(subject.train, data, size, config.seed, device, views=1)
+    data = single_view(evaluated.data, config.min_scale)
+    size = min(config.batch_size, len(evaluated.train))
+    loader = ViewLoader(evaluated.train, data, size, config.seed, device, views=1)
     with progress("fine-tuning", config.epochs * loader.steps_per_epoch) as meter:
         for epoch in range(config.epochs):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * cosine(epoch, config.epochs)
             for number, batch in enumerate(loader.epoch(epoch), start=1):
-                with subject.compute.autocast():
+                with evaluated.compute.autocast():
                     logits = model(batch.query.contiguous(memory_format=torch.channels_last))
                 loss = cross_entropy(logits.float(), batch.labels)
                 optimizer.zero_grad()
@@ -110,14 +104,14 @@ def train(subject: Subject, trunk: nn.Module, config: FinetuneConfig) -> nn.Sequ
     return model.eval()
 
 
-def score(subject: Subject, model: nn.Module) -> Accuracy:
+def score(evaluated: EvaluatedRun, model: nn.Module) -> Accuracy:
     """Accuracy on the test images' centre crops."""
-    test = subject.features(model, subject.test, "test")
+    test = evaluated.features(model, evaluated.test, "test")
     return accuracy_of(test.features, test.labels)
 
 
-def _width(subject: Subject, trunk: nn.Module) -> int:
-    size = subject.data.image_size
-    images = torch.zeros(2, subject.data.channels, size, size, device=subject.compute.device)
+def _width(evaluated: EvaluatedRun, trunk: nn.Module) -> int:
+    size = evaluated.data.image_size
+    images = torch.zeros(2, evaluated.data.channels, size, size, device=evaluated.compute.device)
     with torch.no_grad():
         return int(trunk.eval()(images).shape[1])

@@ -1,19 +1,47 @@
-"""Weighted k nearest neighbours on frozen features: an accuracy in seconds, nothing trained.
+"""`hardmix knn RUN`: weighted k nearest neighbours on frozen features; nothing is trained.
 
 Instance discrimination's classifier (Wu et al. 2018): each of the k most similar training images
 votes for its class with exp(similarity / temperature).
 """
 
+from pathlib import Path
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from hardmix.errors import InputError
 from hardmix.evaluation.accuracy import Accuracy, accuracy_of
+from hardmix.evaluation.evaluated_run import baseline_trunk, open_evaluated_run
+from hardmix.settings.config import DataConfig
+from hardmix.settings.evaluation_options import KnnOptions
 
 CHUNK = 1024
 """Test images compared with all training images at once."""
+
+
+def measure(path: Path, options: KnnOptions, data: DataConfig | None = None) -> dict[str, Any]:
+    """All training images vote for all test images; the result is RUN/results/knn.json."""
+    evaluated = open_evaluated_run(path, data)
+    trunks: dict[str, nn.Module] = {"encoder": evaluated.encoder}
+    trunks |= {name: baseline_trunk(evaluated, name) for name in options.baseline}
+    k, temperature = options.k, options.temperature
+    found = {
+        name: knn_accuracy(*evaluated.split_features(trunk), k=k, temperature=temperature)
+        for name, trunk in trunks.items()
+    }
+    result = {
+        **found["encoder"]._asdict(),
+        "baselines": {name: found[name]._asdict() for name in options.baseline},
+        "k": k,
+        "temperature": temperature,
+        "train": len(evaluated.train),
+        "test": len(evaluated.test),
+    }
+    counts = f"{len(evaluated.train)} vote, {len(evaluated.test)} tested"
+    return evaluated.conclude("knn", result, f"k-NN accuracy (k {k}, {counts})", found)
 
 
 def knn_accuracy(

@@ -6,7 +6,7 @@ once instead and fits in seconds: another protocol, and labelled so.
 """
 
 import hashlib
-import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,65 +16,71 @@ from torch.nn.functional import cross_entropy
 
 from hardmix.data.loading import ViewLoader
 from hardmix.errors import InputError
-from hardmix.evaluation.accuracy import accuracy_of, mean_and_deviation
-from hardmix.evaluation.evaluated_run import Subject, open_subject, single_view
+from hardmix.evaluation.accuracy import Accuracy, accuracy_of, mean_and_deviation
+from hardmix.evaluation.evaluated_run import EvaluatedRun, open_evaluated_run, single_view
 from hardmix.evaluation.features import Features
 from hardmix.evaluation.probe import new_classifier, probe_accuracy
-from hardmix.runtime.console import Meter, progress, say, table
+from hardmix.runtime.console import Meter, progress, say
 from hardmix.runtime.distributed import one_process_only
 from hardmix.settings.config import DataConfig
-from hardmix.settings.evaluation_options import LinearConfig, ProbeSolver
+from hardmix.settings.evaluation_options import (
+    LINEAR_PRESETS,
+    LinearConfig,
+    LinearOptions,
+    LinearPreset,
+    ProbeSolver,
+)
 from hardmix.settings.schedules import step
 
 SMALL = 100_000
 """With fewer training images than this, features are cached unless a preset is asked for."""
 
 
-def evaluate_cached(
-    path: Path,
-    data: DataConfig | None = None,
-    *,
-    solver: ProbeSolver = "lbfgs",
-    seeds: int = 3,
-) -> dict[str, Any]:
+def measure(path: Path, options: LinearOptions, data: DataConfig | None = None) -> dict[str, Any]:
+    """By the protocol that the options ask for; with none, cached features if images are few."""
+    evaluated = open_evaluated_run(path, data)
+    cached = options.cached
+    if cached is None:
+        named = options.preset is not None or bool(options.changes)
+        cached = not named and len(evaluated.train) < SMALL
+    if cached:
+        return measure_cached(evaluated, options)
+    return measure_on_crops(evaluated, options)
+
+
+def measure_cached(evaluated: EvaluatedRun, options: LinearOptions) -> dict[str, Any]:
     """Features once, then a classifier for each seed; the result is RUN/results/linear-cached."""
-    started = time.monotonic()
-    subject = open_subject(path, data)
-    train = subject.features(subject.encoder, subject.train, "training features")
-    test = subject.features(subject.encoder, subject.test, "test features")
-    arrays = train.features, train.labels, test.features, test.labels
+    solver, seeds = options.solver, options.seeds
+    arrays = evaluated.split_features(evaluated.encoder)
     found = [probe_accuracy(*arrays, solver=solver, seed=seed) for seed in range(seeds)]
     top1, deviation = mean_and_deviation([each.top1 for each in found])
     top5, deviation5 = mean_and_deviation([each.top5 for each in found])
     result = {
-        "protocol": f"cached features, {solver}: not the paper's",
+        "protocol": cached_protocol(solver),
         "top1": top1,
         "top1_std": deviation,
         "top5": top5,
         "top5_std": deviation5,
         "seeds": seeds,
-        "data": subject.train.name,
-        "seconds": time.monotonic() - started,
     }
-    file = subject.run.write_result("linear-cached", result)
-    row = [[f"{solver}, {seeds} seeds", f"{top1:.4f} ± {deviation:.4f}", f"{top5:.4f}"]]
-    table("linear probe, cached features", ["", "top 1", "top 5"], row)
     say("This is not the paper's protocol, which trains on random crops: see --preset.")
-    say(f"Wrote {file}")
-    return result
+    rows = {f"{solver}, {seeds} seeds, ± {deviation:.4f}": Accuracy(top1, top5)}
+    return evaluated.conclude("linear-cached", result, "linear probe, cached features", rows)
 
 
-def evaluate(
-    path: Path, config: LinearConfig, data: DataConfig | None = None, protocol: str = "own"
-) -> dict[str, Any]:
+def cached_protocol(solver: ProbeSolver) -> str:
+    """What a result file says of the protocol that is not the paper's."""
+    return f"cached features, {solver}: not the paper's"
+
+
+def measure_on_crops(evaluated: EvaluatedRun, options: LinearOptions) -> dict[str, Any]:
     """The paper's protocol; the result is RUN/results/linear.json, its headline the last epoch."""
     one_process_only("linear evaluation with a preset (--cached takes many)")
-    started = time.monotonic()
-    subject = open_subject(path, data)
-    before = fingerprint(subject.encoder)
-    test = subject.features(subject.encoder, subject.test, "test features")
-    curve = train_classifier(subject, config, test)
-    unchanged = fingerprint(subject.encoder) == before
+    config, protocol = _protocol(evaluated, options)
+    before = fingerprint(evaluated.encoder)
+    test = evaluated.features(evaluated.encoder, evaluated.test, "test features")
+    curve = train_classifier(evaluated, config, test)
+    unchanged = fingerprint(evaluated.encoder) == before
     assert unchanged, "the trunk changed under linear evaluation"
     best = max(curve, key=lambda line: line["top1"])
     result = {
@@ -87,40 +93,46 @@ def evaluate(
         "trunk_unchanged": unchanged,
         "curve": curve,
         "settings": config.__dict__,
-        "data": subject.train.name,
-        "seconds": time.monotonic() - started,
     }
-    file = subject.run.write_result("linear", result)
-    rows = [
-        ["after the last epoch", f"{result['top1']:.4f}", f"{result['top5']:.4f}"],
-        [f"best epoch ({best['epoch']})", f"{best['top1']:.4f}", f"{best['top5']:.4f}"],
-    ]
-    table(f"linear evaluation, {protocol}", ["", "top 1", "top 5"], rows)
-    say(f"Wrote {file}")
-    return result
+    rows = {
+        "after the last epoch": Accuracy(curve[-1]["top1"], curve[-1]["top5"]),
+        f"best epoch ({best['epoch']})": Accuracy(best["top1"], best["top5"]),
+    }
+    return evaluated.conclude("linear", result, f"linear evaluation, {protocol}", rows)
+
+
+def _protocol(evaluated: EvaluatedRun, options: LinearOptions) -> tuple[LinearConfig, str]:
+    """The preset asked for, or that of the run's recipe, with changes; and both in words."""
+    recipe = evaluated.run.config().recipe
+    fitting: LinearPreset = next((p for p in LINEAR_PRESETS if p == recipe), "imagenet100")
+    preset = options.preset or fitting
+    changes: dict[str, Any] = options.changes
+    changed = "".join(f", {name} {value}" for name, value in changes.items())
+    config = replace(LINEAR_PRESETS[preset], seed=options.seed, **changes)
+    return config, f"preset {preset}{changed}"
 
 
 def train_classifier(
-    subject: Subject, config: LinearConfig, test: Features
+    evaluated: EvaluatedRun, config: LinearConfig, test: Features
 ) -> list[dict[str, float]]:
     """Train on random crops; test after every epoch on the centre crop."""
-    if config.batch_size > len(subject.train):
+    if config.batch_size > len(evaluated.train):
         raise InputError(
-            f"linear.batch_size={config.batch_size} exceeds the {len(subject.train)} training"
+            f"linear.batch_size={config.batch_size} exceeds the {len(evaluated.train)} training"
             " images: lower --batch-size, or use --cached."
         )
-    device = subject.compute.device
+    device = evaluated.compute.device
     width = test.features.shape[1]
-    classifier = new_classifier(width, subject.num_classes, config.seed).to(device)
+    classifier = new_classifier(width, evaluated.num_classes, config.seed).to(device)
     optimizer = torch.optim.SGD(classifier.parameters(), lr=config.lr, momentum=0.9)
-    data = single_view(subject.data, config.min_scale)
-    loader = ViewLoader(subject.train, data, config.batch_size, config.seed, device, views=1)
+    data = single_view(evaluated.data, config.min_scale)
+    loader = ViewLoader(evaluated.train, data, config.batch_size, config.seed, device, views=1)
     curve = []
     with progress("linear", config.epochs * loader.steps_per_epoch) as meter:
         for epoch in range(config.epochs):
             for group in optimizer.param_groups:
                 group["lr"] = config.lr * step(epoch, config.milestones)
-            loss = train_epoch(subject, classifier, optimizer, loader, epoch, meter)
+            loss = train_epoch(evaluated, classifier, optimizer, loader, epoch, meter)
             with torch.no_grad():
                 accuracy = accuracy_of(classifier(test.features.to(device)), test.labels)
             rate = optimizer.param_groups[0]["lr"]
@@ -130,7 +142,7 @@ def train_classifier(
 
 
 def train_epoch(
-    subject: Subject,
+    evaluated: EvaluatedRun,
     classifier: nn.Linear,
     optimizer: torch.optim.Optimizer,
     loader: ViewLoader,
@@ -138,10 +150,10 @@ def train_epoch(
     meter: Meter,
 ) -> float:
     """One pass over the training images; returns the mean loss."""
-    total = torch.zeros((), device=subject.compute.device)
+    total = torch.zeros((), device=evaluated.compute.device)
     for number, batch in enumerate(loader.epoch(epoch), start=1):
-        with torch.no_grad(), subject.compute.autocast():
-            features = subject.encoder(batch.query.contiguous(memory_format=torch.channels_last))
+        with torch.no_grad(), evaluated.compute.autocast():
+            features = evaluated.encoder(batch.query.contiguous(memory_format=torch.channels_last))
         loss = cross_entropy(classifier(features.float()), batch.labels)
         optimizer.zero_grad()
         loss.backward()

@@ -4,11 +4,14 @@ All start from random weights. The ResNets are torchvision's own, without the cl
 state_dict has torchvision's names, so that weights move to and from any other program.
 """
 
+import ast
+import copy
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
 
 import torch
 import torchvision.models.resnet as torchvision_resnet
@@ -16,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hardmix.errors import InputError
+from hardmix.runtime.own_code import call_own, is_own, load_own
 
 RESNETS = (
     "resnet18",
@@ -32,6 +36,17 @@ RESNETS = (
 """Every ResNet of torchvision; the paper's is resnet50."""
 
 
+SETTING = "model.backbone"
+
+OURS = {
+    "num_classes": "the classifier is left out",
+    "in_chans": "it follows from data.channels",
+    "pretrained": "weights come from hardmix import",
+    "checkpoint_path": "weights come from hardmix import",
+}
+"""Options of timm that hardmix sets itself, and why."""
+
+
 class Backbone(NamedTuple):
     """A trunk and how many features it gives."""
 
@@ -40,17 +55,27 @@ class Backbone(NamedTuple):
     width: int
 
 
-def build_backbone(name: str, channels: int = 3) -> Backbone:
+def build_backbone(name: str, channels: int = 3, image_size: int | None = None) -> Backbone:
     """The trunk of this name, with random weights, for images of so many channels.
+
+    Where `image_size` is given, trunks from elsewhere are tried with it: some take one size only.
 
     - `resnet50` and the others of `RESNETS`: torchvision's, the fc an identity (official MoCo).
     - the same with `-cifar`, for 32 pixels: a 3x3 stem of stride 1, no max-pool (as SimCLR's).
     - `small`: `SmallResNet`, made for CPUs.
     - `resnet18-narrow`: a ResNet-18 of a quarter of its width, for detectors on CPUs.
-    - `timm:NAME`: any model of timm, without its classifier.
+    - `timm:NAME`: any model of timm, without its classifier; `timm:NAME?img_size=96` with options.
+    - `mypackage:make_net`: a function of yours, called with `channels` if it takes that.
     """
     if name.startswith("timm:"):
-        return _timm(name, channels)
+        trunk, width = _timm(name, channels)
+        if image_size is not None:
+            feature_width(trunk, channels, image_size)
+        return Backbone(trunk, width)
+    if is_own(name):
+        trunk = call_own(load_own(name, SETTING), SETTING, channels=channels)
+        _check_module(trunk, name)
+        return Backbone(trunk, feature_width(trunk, channels, image_size or 224))
     if name not in BACKBONES:
         raise InputError(_unknown(name))
     return BACKBONES[name](channels)
@@ -155,11 +180,63 @@ def _timm(name: str, channels: int) -> Backbone:
             f"model.backbone={name!r} needs timm, which is not installed:"
             " pip install 'hardmix[timm]'."
         )
-    model_name = name.removeprefix("timm:")
+    model_name, options = parse_timm(name)
     if not timm.is_model(model_name):
-        raise InputError(_unknown(name))
-    trunk = timm.create_model(model_name, num_classes=0, in_chans=channels)
+        raise InputError(_unknown(f"timm:{model_name}"))
+    try:
+        trunk = timm.create_model(model_name, num_classes=0, in_chans=channels, **options)
+    except Exception as error:
+        if not options:
+            raise
+        raise InputError(
+            f"model.backbone={name!r}: timm's {model_name} does not take these options"
+            f" ({type(error).__name__}: {error})."
+        ) from error
     return Backbone(trunk, trunk.head_hidden_size)
+
+
+def parse_timm(name: str) -> tuple[str, dict[str, Any]]:
+    """'timm:NAME?key=value&...' as timm's name and options."""
+    model_name, _, query = name.removeprefix("timm:").partition("?")
+    options: dict[str, Any] = {}
+    for key, value in parse_qsl(query, keep_blank_values=True):
+        if key in OURS:
+            raise InputError(f"model.backbone={name!r}: {key} is not yours to set: {OURS[key]}.")
+        try:
+            options[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[key] = value
+    return model_name, options
+
+
+def feature_width(trunk: nn.Module, channels: int, image_size: int) -> int:
+    """How many features a trunk gives: found by two black images, on a copy in evaluation mode."""
+    device = next(trunk.parameters(), torch.empty(0)).device
+    images = torch.zeros(2, channels, image_size, image_size, device=device)
+    try:
+        with torch.no_grad():
+            features = copy.deepcopy(trunk).eval()(images)
+    except Exception as error:
+        raise InputError(
+            f"the trunk {type(trunk).__name__} fails on images of shape {tuple(images.shape)}:"
+            f" {error}. Choose another trunk, or the data.image_size and data.channels it takes."
+        ) from error
+    if not isinstance(features, Tensor) or features.shape[:-1] != (2,):
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise InputError(
+            f"the trunk {type(trunk).__name__} turns 2 images into {shape}: it must give"
+            " (2, width); pool and flatten its output, as nn.Sequential(trunk,"
+            " nn.AdaptiveAvgPool2d(1), nn.Flatten()) does."
+        )
+    return features.shape[1]
+
+
+def _check_module(made: Any, name: str) -> None:
+    if not isinstance(made, nn.Module):
+        raise InputError(
+            f"model.backbone={name!r} gives a {type(made).__name__}: it must give a torch.nn.Module"
+            " that turns images into (batch, width) features."
+        )
 
 
 def _import_timm() -> Any | None:
@@ -178,6 +255,7 @@ def _unknown(name: str) -> str:
     nearest = [known[each] for each in get_close_matches(wanted, known, n=5, cutoff=0.5)]
     others = [each for each in BACKBONES if each not in nearest]
     timm_words = f"timm:NAME, of {len(from_timm)}" if timm else "timm:NAME (extra 'timm')"
+    timm_words += ", or a function of yours, mypackage:make_net"
     return (
         f"model.backbone={name!r} is unknown."
         + (f" Nearest: {', '.join(nearest)}." if nearest else "")

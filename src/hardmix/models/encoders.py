@@ -6,7 +6,6 @@ that are drawn anew at every step, over several processes or within one.
 """
 
 import copy
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -16,7 +15,8 @@ from torch.nn.functional import normalize
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hardmix.errors import InputError
-from hardmix.models.backbones import build_backbone
+from hardmix.models.backbones import build_backbone, feature_width
+from hardmix.models.heads import HEADS
 from hardmix.runtime.distributed import gather, rank, world_size
 from hardmix.settings.config import Head, ModelConfig
 
@@ -28,14 +28,6 @@ UNSPLIT_WARNING = (
 """What a run says once, loudly, where `QueryKeyPair.shares_statistics`."""
 
 Images = Float[Tensor, "batch channels y x"]
-
-HEADS: dict[Head, Callable[[int, int], nn.Module]] = {
-    "linear": nn.Linear,
-    "mlp": lambda width, dim: nn.Sequential(
-        nn.Linear(width, width), nn.ReLU(), nn.Linear(width, dim)
-    ),
-}
-"""From width to dim: MoCo-v1's layer, and MoCo-v2's two with as many hidden units as features."""
 
 
 class Encoder(nn.Module):
@@ -69,33 +61,10 @@ def build_encoder(
     images of `image_size`, on a copy in evaluation mode.
     """
     if trunk is None:
-        trunk, width = build_backbone(config.backbone, channels)
-        if config.backbone.startswith("timm:"):  # some take images of one size only
-            _feature_width(trunk, channels, image_size)
+        trunk, width = build_backbone(config.backbone, channels, image_size)
     else:
-        width = _feature_width(trunk, channels, image_size)
+        width = feature_width(trunk, channels, image_size)
     return Encoder(trunk, width, dim=config.dim, head=config.head)
-
-
-def _feature_width(trunk: nn.Module, channels: int, image_size: int) -> int:
-    device = next(trunk.parameters(), torch.empty(0)).device
-    images = torch.zeros(2, channels, image_size, image_size, device=device)
-    try:
-        with torch.no_grad():
-            features = copy.deepcopy(trunk).eval()(images)
-    except Exception as error:
-        raise InputError(
-            f"the trunk {type(trunk).__name__} fails on images of shape {tuple(images.shape)}:"
-            f" {error}. Choose another trunk, or the data.image_size and data.channels it takes."
-        ) from error
-    if not isinstance(features, Tensor) or features.shape[:-1] != (2,):
-        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise InputError(
-            f"the trunk {type(trunk).__name__} turns 2 images into {shape}: it must give"
-            " (2, width); pool and flatten its output, as nn.Sequential(trunk,"
-            " nn.AdaptiveAvgPool2d(1), nn.Flatten()) does."
-        )
-    return features.shape[1]
 
 
 class QueryKeyPair(nn.Module):

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hardmix.report.figure_files import Kind, checked_text, first_seeds_first, read_or_say
-from hardmix.report.grouping import Group
-from hardmix.report.reading import RunFacts, number, read_json
+from hardmix.report.grouping import SeedGroup
+from hardmix.report.run_figures import Kind, checked_text, first_seeds_first, read_or_say
 from hardmix.report.svg import DATA_IMAGE
+from hardmix.runs.reading import RunRecord, number, read_json
 
 GALLERY_BYTES = 3_000_000
 MAP_BYTES = 2_000_000
@@ -57,7 +57,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Query:
+class GalleryRow:
     """An image, its hardest negatives and its hardest synthetic points."""
 
     image: Tile
@@ -73,7 +73,7 @@ class Gallery:
     label: str
     group: int
     caption: str
-    queries: list[Query]
+    queries: list[GalleryRow]
 
 
 @dataclass(frozen=True)
@@ -98,21 +98,21 @@ class FeatureMap:
     data: dict[str, Any]
 
 
-def galleries(groups: Sequence[Group], missing: list[str]) -> list[Gallery]:
+def galleries(groups: Sequence[SeedGroup], missing: list[str]) -> list[Gallery]:
     """The galleries that are there, one of each group before a second of any."""
     return _some(groups, "gallery.json", GALLERY_BYTES, _gallery, missing)
 
 
-def feature_maps(groups: Sequence[Group], missing: list[str]) -> list[FeatureMap]:
+def feature_maps(groups: Sequence[SeedGroup], missing: list[str]) -> list[FeatureMap]:
     """The maps that are there."""
     return _some(groups, "embedding-map.json", MAP_BYTES, _feature_map, missing)
 
 
 def _some(
-    groups: Sequence[Group],
+    groups: Sequence[SeedGroup],
     name: str,
     room: int,
-    build: Callable[[Group, RunFacts, dict[str, Any]], Kind],
+    build: Callable[[SeedGroup, RunRecord, dict[str, Any]], Kind],
     missing: list[str],
 ) -> list[Kind]:
     found, absent = [], []
@@ -135,9 +135,9 @@ def _some(
     return found
 
 
-def _gallery(group: Group, run: RunFacts, facts: dict[str, Any]) -> Gallery:
+def _gallery(group: SeedGroup, run: RunRecord, facts: dict[str, Any]) -> Gallery:
     queries = [
-        Query(
+        GalleryRow(
             _tile(query),
             [_tile(each) for each in query["hardest"]],
             [_point(each) for each in query["synthetic"]],
@@ -169,7 +169,7 @@ def _point(facts: dict[str, Any]) -> Point:
     )
 
 
-def _feature_map(group: Group, run: RunFacts, facts: dict[str, Any]) -> FeatureMap:
+def _feature_map(group: SeedGroup, run: RunRecord, facts: dict[str, Any]) -> FeatureMap:
     numbers = facts["numbers"]
     x, y = _scaled(numbers["x"]), [1000 - value for value in _scaled(numbers["y"])]
     labels = [int(label) for label in numbers["label"]]

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hardmix.report.grouping import Group
+from hardmix.report.grouping import SeedGroup
 from hardmix.report.provenance import shown
-from hardmix.report.reading import RunFacts, number
+from hardmix.runs.labels import method_uses
+from hardmix.runs.reading import RunRecord, number
 
 FEW = 3
 """Methods that a title names; more are counted."""
@@ -28,18 +29,18 @@ class RunRow:
     path: str
 
 
-def title_of(groups: Sequence[Group]) -> str:
+def title_of(groups: Sequence[SeedGroup]) -> str:
     """Methods and data."""
-    labels = list(dict.fromkeys(group.runs[0].label for group in groups))
+    labels = [group.label for group in groups]
     methods = _and(labels)
     if len(labels) > FEW:
-        names = dict.fromkeys(label.partition(" (")[0].partition(",")[0] for label in labels)
-        methods = f"{_and(list(names))} in {len(groups)} settings"
+        names = [label.partition(" (")[0].partition(",")[0] for label in labels]
+        methods = f"{_and(list(dict.fromkeys(names)))} in {len(groups)} settings"
     data = _data_names(run for group in groups for run in group.runs)
     return f"{methods} on {_and(data)}" if data else methods
 
 
-def paragraph_of(groups: Sequence[Group]) -> str:
+def paragraph_of(groups: Sequence[SeedGroup]) -> str:
     """One plain paragraph: how many runs, what was trained, on what, for how long."""
     runs = [run for group in groups for run in group.runs]
     named = [f"{group.label} ({_count(len(group.runs), 'seed')})" for group in groups]
@@ -53,12 +54,12 @@ def paragraph_of(groups: Sequence[Group]) -> str:
     backbones = [f"\u201c{name}\u201d" for name in _texts(runs, "model.backbone")]
     epochs = list(dict.fromkeys(filter(None, (planned_epochs(run) for run in runs))))
     if backbones and epochs:
+        batches, queues = (_texts(runs, f"train.{name}_size") for name in ("batch", "queue"))
+        queue = f", a queue of {_or(queues)} keys" if queues else ""
         sentences.append(
-            f"Backbone {_or(backbones)}, {_or(epochs)} epochs, batches of"
-            f" {_or(_texts(runs, 'train.batch_size'))}, a queue of"
-            f" {_or(_texts(runs, 'train.queue_size'))} keys."
+            f"Backbone {_or(backbones)}, {_or(epochs)} epochs, batches of {_or(batches)}{queue}."
         )
-    if any(run.config.get("method") == "mochi" for run in runs):
+    if any(method_uses(run.settings, "mix.num_pairs", unknown=False) for run in runs):
         sentences.append(
             "MoCHi (N, s, s') mixes the N hardest negatives of a query: s points of two of them,"
             " s' of one with the query itself."
@@ -66,12 +67,12 @@ def paragraph_of(groups: Sequence[Group]) -> str:
     return " ".join(sentences)
 
 
-def run_rows(groups: Sequence[Group]) -> list[RunRow]:
+def run_rows(groups: Sequence[SeedGroup]) -> list[RunRow]:
     """Every run, with what is known of it."""
     return [_row(group, run) for group in groups for run in group.runs]
 
 
-def data_of(run: RunFacts) -> str:
+def data_of(run: RunRecord) -> str:
     """The data set's name, or its folder's."""
     name, root = run.settings.get("data.name"), run.settings.get("data.root")
     if isinstance(name, str) and name not in ("folder", "list", "shards"):
@@ -79,14 +80,14 @@ def data_of(run: RunFacts) -> str:
     return Path(root).name or root if isinstance(root, str) else ""
 
 
-def images_of(run: RunFacts) -> str:
+def images_of(run: RunRecord) -> str:
     """How many images it was trained on, as far as any file says."""
     counts = [run.settings.get("data.num_images"), run.results.get("knn", {}).get("train")]
     known = next((count for count in counts if isinstance(count, int)), None)
     return "" if known is None else f"{known:,} images"
 
 
-def planned_epochs(run: RunFacts) -> str:
+def planned_epochs(run: RunRecord) -> str:
     """Epochs of the schedule that are trained."""
     planned = [run.settings.get(f"train.{name}") for name in ("epochs", "stop_epoch")]
     known = [count for count in planned if isinstance(count, int)]
@@ -100,7 +101,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _row(group: Group, run: RunFacts) -> RunRow:
+def _row(group: SeedGroup, run: RunRecord) -> RunRow:
     losses = [number(line.get("loss")) for line in run.metrics]
     loss = next((value for value in reversed(losses) if value is not None), None)
     seconds = number(run.results.get("pretrain", {}).get("seconds"))
@@ -122,12 +123,17 @@ def _row(group: Group, run: RunFacts) -> RunRow:
     )
 
 
-def _data_names(runs: Iterable[RunFacts]) -> list[str]:
+def _data_names(runs: Iterable[RunRecord]) -> list[str]:
     return list(dict.fromkeys(filter(None, map(data_of, runs))))
 
 
-def _texts(runs: Sequence[RunFacts], setting: str) -> list[str]:
-    values = [run.settings[setting] for run in runs if setting in run.settings]
+def _texts(runs: Sequence[RunRecord], setting: str) -> list[str]:
+    """The values of a setting in the runs whose method uses it, each once."""
+    values = [
+        run.settings[setting]
+        for run in runs
+        if setting in run.settings and method_uses(run.settings, setting)
+    ]
     return list(dict.fromkeys(shown(value) for value in values))
 
 

@@ -20,9 +20,18 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from hardmix.errors import InputError
-from hardmix.report import galleries, grouping, overview, provenance, run_figures, training_curves
-from hardmix.report.reading import RunFacts, read_runs
+from hardmix.report import (
+    evaluation_tables,
+    galleries,
+    grouping,
+    overview,
+    provenance,
+    run_figures,
+    training_curves,
+)
+from hardmix.report.incomplete import incomplete
 from hardmix.runs.folder import versions
+from hardmix.runs.reading import RunRecord, read_runs
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say
 
@@ -34,11 +43,17 @@ COLOURS = 8
 
 
 def write_report(paths: Sequence[Path], out: Path) -> Path:
+    """Read the runs and write their page."""
+    check_out(out)  # before the work, not after
+    return write_page(read_runs(paths), out)
+
+
+def write_page(runs: Sequence[RunRecord], out: Path) -> Path:
     """Write the page; what could not be shown is said on it, and here in a line."""
     check_out(out)
-    runs = read_runs(paths)
-    missing = [sentence for run in runs for sentence in run.missing]
     readable = [run for run in runs if not run.is_empty]
+    missing = [sentence for run in runs for sentence in run.missing]
+    missing += [sentence for run in readable for sentence in incomplete(run)]
     if not readable:
         raise InputError("there is nothing to report. " + " ".join(missing or ["Name a run."]))
     page = render(readable, missing, out)
@@ -70,10 +85,10 @@ def check_out(out: Path) -> None:
         )
 
 
-def render(runs: Sequence[RunFacts], missing: list[str], out: Path) -> str:
+def render(runs: Sequence[RunRecord], missing: list[str], out: Path) -> str:
     """The page's text. Sentences on what is missing are added to `missing`."""
     groups = grouping.group_runs(runs)
-    missing.extend(grouping.unknown_results(runs) + grouping.repeated_seeds(groups))
+    missing.extend(evaluation_tables.unknown_results(runs) + grouping.repeated_seeds(groups))
     ordered = [run for group in groups for run in group.runs]
     words = ["hardmix", "report", *(str(run.run.path) for run in ordered), "--out", str(out)]
     context = {
@@ -89,7 +104,7 @@ def render(runs: Sequence[RunFacts], missing: list[str], out: Path) -> str:
         "report_command": shlex.join(words),
         "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "page_versions": versions(),
-        "evaluations": grouping.evaluations_of(groups),
+        "evaluations": evaluation_tables.evaluations_of(groups),
         **curve_context(groups),
         **picture_context(groups, missing),
     }
@@ -109,14 +124,14 @@ def render(runs: Sequence[RunFacts], missing: list[str], out: Path) -> str:
     )
 
 
-def curve_context(groups: Sequence[grouping.Group]) -> dict[str, Any]:
+def curve_context(groups: Sequence[grouping.SeedGroup]) -> dict[str, Any]:
     """The curves' points, and some of them as tables."""
     found = training_curves.curves_of(groups)
     tables = [(each, training_curves.sample_table(found, each["key"])) for each in found["metrics"]]
     return {"curves": found, "curve_tables": tables}
 
 
-def picture_context(groups: Sequence[grouping.Group], missing: list[str]) -> dict[str, Any]:
+def picture_context(groups: Sequence[grouping.SeedGroup], missing: list[str]) -> dict[str, Any]:
     """Figures, gallery and maps."""
     runs = [run for group in groups for run in group.runs]
     compared, names = run_figures.comparison(runs, missing)
@@ -193,7 +208,9 @@ def points(value: float) -> str:
     return f"{value:+.1f}".replace("-", "\N{MINUS SIGN}")
 
 
-def strip(evaluation: grouping.Evaluation, score: grouping.Score) -> list[float]:
+def strip(
+    evaluation: evaluation_tables.EvaluationTable, score: evaluation_tables.Score
+) -> list[float]:
     """Where a score's values stand, from 0 to 1, on the scale of its evaluation."""
     values = [value for each in evaluation.scores for value in each.values]
     low, high = min(values), max(values)

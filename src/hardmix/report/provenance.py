@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hardmix.report.reading import RunFacts
+from hardmix.runs.reading import RunRecord
 
 NOT_RECORDED = "not recorded"
 
@@ -29,7 +29,7 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-def differences(runs: Sequence[RunFacts]) -> list[tuple[str, list[str]]]:
+def differences(runs: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
     """Settings in which the runs are not all equal, with every run's value."""
     names = dict.fromkeys(name for run in runs for name in run.settings)
     rows = []
@@ -41,7 +41,7 @@ def differences(runs: Sequence[RunFacts]) -> list[tuple[str, list[str]]]:
     return rows
 
 
-def versions_of(runs: Sequence[RunFacts]) -> list[tuple[str, list[str]]]:
+def versions_of(runs: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
     """Every set of versions that results were written with, and by which runs."""
     found: dict[str, list[str]] = {}
     for run in runs:
@@ -55,10 +55,10 @@ def versions_of(runs: Sequence[RunFacts]) -> list[tuple[str, list[str]]]:
     return list(found.items())
 
 
-def commands_of(run: RunFacts) -> list[Command]:
+def commands_of(run: RunRecord) -> list[Command]:
     """How to repeat a run and its evaluations, in the order they were done."""
     commands = []
-    if run.config:
+    if run.settings:
         again = f"{run.run.path}-again"
         words = ["hardmix", "pretrain", "--config", str(run.run.config_file), "--out", again]
         commands.append(Command("Train it again", shlex.join(words)))

@@ -5,19 +5,20 @@ does not fit is named with its place.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from markupsafe import Markup
 
 from hardmix.analysis.analyze import compare
-from hardmix.analysis.figures import svg
-from hardmix.report.figure_files import checked_text, first_seeds_first, read_or_say
-from hardmix.report.grouping import Group
-from hardmix.report.reading import RunFacts, read_json
+from hardmix.analysis.figures.picture import svg
+from hardmix.report.grouping import SeedGroup
 from hardmix.report.svg import natural_width, safe_svg
+from hardmix.runs.reading import RunRecord, read_json
+
+Kind = TypeVar("Kind")
 
 FIGURE_BYTES = 2_500_000
 NUMBER_BYTES = 60_000
@@ -45,10 +46,10 @@ class Part:
     figures: list[Figure]
 
 
-def comparison(runs: Sequence[RunFacts], missing: list[str]) -> tuple[list[Part], set[str]]:
+def comparison(runs: Sequence[RunRecord], missing: list[str]) -> tuple[list[Part], set[str]]:
     """The paper's figures of all runs, drawn from metrics and results; and their names."""
     try:
-        found, sentences = compare([run.run for run in runs])
+        found, sentences = compare(runs)
     except Exception as error:  # one strange run must not cost the page
         found, sentences = [], [f"The figures of all runs cannot be drawn: {error!r}."]
     missing.extend(sentence for sentence in sentences if sentence not in missing)
@@ -63,7 +64,7 @@ def comparison(runs: Sequence[RunFacts], missing: list[str]) -> tuple[list[Part]
     return [Part("", figures)] if figures else [], {picture.name for picture in found}
 
 
-def of_each_run(groups: Sequence[Group], shown: set[str], missing: list[str]) -> list[Part]:
+def of_each_run(groups: Sequence[SeedGroup], shown: set[str], missing: list[str]) -> list[Part]:
     """Figures that `hardmix analyze` left in the runs' folders, without those in `shown`."""
     parts, room = [], FIGURE_BYTES
     for prefix, (_, run) in enumerate(first_seeds_first(groups)):
@@ -80,6 +81,33 @@ def of_each_run(groups: Sequence[Group], shown: set[str], missing: list[str]) ->
         if figures:
             parts.append(Part(f"{run.name}, {run.label}", figures))
     return parts
+
+
+def first_seeds_first(groups: Sequence[SeedGroup]) -> Iterator[tuple[SeedGroup, RunRecord]]:
+    """One run of every group, then the second ones, ..."""
+    for turn in range(max((len(group.runs) for group in groups), default=0)):
+        for group in groups:
+            if turn < len(group.runs):
+                yield group, group.runs[turn]
+
+
+def read_or_say(
+    read: Callable[[], Kind], run: RunRecord, file: Path, missing: list[str]
+) -> Kind | None:
+    """What a file in RUN/figures holds, or a sentence: it may come from anybody, and be broken."""
+    try:
+        return read()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not whole or not ours"
+        missing.append(f"{run.name}: figures/{file.name} cannot be shown: {why}.")
+        return None
+
+
+def checked_text(value: Any) -> str:
+    """Text, and nothing else."""
+    if not isinstance(value, str):
+        raise TypeError("text is needed")
+    return value
 
 
 def _stored_figure(file: Path, prefix: str) -> Figure:

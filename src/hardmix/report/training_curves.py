@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hardmix.report.grouping import Group
-from hardmix.report.reading import RunFacts, number
+from hardmix.analysis.over_training import steps_per_epoch
+from hardmix.report.grouping import SeedGroup
+from hardmix.runs.reading import RunRecord, number
 
 MOST_POINTS = 300
 DIGITS = 5
@@ -86,7 +87,7 @@ METRICS = [
 """In the order of the menu. A key that no run has is left out of it."""
 
 
-def curves_of(groups: Sequence[Group]) -> dict[str, Any]:
+def curves_of(groups: Sequence[SeedGroup]) -> dict[str, Any]:
     """What page.js draws: metrics, runs, and for each pair the points (x in epochs)."""
     runs = [(group, seed, run) for group in groups for seed, run in enumerate(group.runs)]
     found = [curves_of_run(run) for _, _, run in runs]
@@ -97,14 +98,14 @@ def curves_of(groups: Sequence[Group]) -> dict[str, Any]:
             {"key": m.key, "name": m.name, "about": m.about, "percent": m.percent} for m in shown
         ],
         "runs": [
-            {"name": run.name, "label": group.label, "group": group.number, "seed": seed}
+            {"name": run.name, "label": run.label, "group": group.number, "seed": seed}
             for group, seed, run in runs
         ],
         "points": {metric.key: points[metric.key] for metric in shown},
     }
 
 
-def curves_of_run(run: RunFacts) -> dict[str, list[tuple[float, float]]]:
+def curves_of_run(run: RunRecord) -> dict[str, list[tuple[float, float]]]:
     """By key, (epoch, value) pairs, at most MOST_POINTS of them; shares in percent."""
     steps = steps_per_epoch(run.metrics)
     found: dict[str, list[tuple[float, float]]] = {metric.key: [] for metric in METRICS}
@@ -120,16 +121,6 @@ def curves_of_run(run: RunFacts) -> dict[str, list[tuple[float, float]]]:
         points = thinned(sorted(found[metric.key]), MOST_POINTS)
         curves[metric.key] = [(rounded(x), rounded(scale * y)) for x, y in points]
     return curves
-
-
-def steps_per_epoch(lines: Sequence[Mapping[str, Any]]) -> float:
-    """The last step of every epoch is logged: there, step / (epoch + 1) is largest."""
-    largest = 0.0
-    for line in lines:
-        step, epoch = number(line.get("step")), number(line.get("epoch"))
-        if step is not None and epoch is not None and epoch >= 0:
-            largest = max(largest, step / (epoch + 1))
-    return largest or 1.0
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:

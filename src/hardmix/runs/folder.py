@@ -215,14 +215,16 @@ class Run:
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
+    return logged_objects(file.read_text(errors="replace")) if file.exists() else []
+
+
+def logged_objects(text: str) -> list[dict[str, Any]]:
     """A log's objects; what is no object with a step, such as half a line, is left out."""
-    if not file.exists():
-        return []
     lines = []
-    for text in file.read_text(errors="replace").splitlines():
+    for each in text.splitlines():
         try:
-            line = json.loads(text)
-        except ValueError:
+            line = json.loads(each)
+        except (ValueError, RecursionError):
             continue
         if isinstance(line, dict) and isinstance(line.get("step"), int):
             lines.append(line)

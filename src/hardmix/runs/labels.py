@@ -1,66 +1,105 @@
-"""Names for runs side by side: as short as tells them apart, in the paper's words."""
+"""One label for every run: the paper's name of what it trained, and what tells it from its like.
 
-from collections.abc import Mapping, Sequence
+Settings are plain values by their dotted names, as recorded: they may be of any version.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from hardmix.settings.config import PretrainConfig
+from hardmix.settings.facts import SettingFacts, facts_of
+from hardmix.settings.methods import METHOD_FACTS, MethodFacts
+from hardmix.settings.saved import FACTS, LABELS, MAY_DIFFER
+from hardmix.settings.titles import method_title
 
-WORDS = {
-    "data.name": "{}",
-    "data.image_size": "{} px",
-    "model.backbone": "{}",
-    "train.queue_size": "K = {}",
-    "train.temperature": "tau = {}",
-    "train.epochs": "{} epochs",
-    "train.batch_size": "batches of {}",
-    "optimizer.lr": "learning rate {}",
-    "mix.strategy": "{}",
-    "mix.real_negatives": "real negatives {}",
-    "mix.sampling_temperature": "tau' = {}",
-    "train.seed": "seed {}",
-}
-"""What people compare, in the order in which it is written; any other difference, by the folder."""
 PLAIN = ("mochi", "keep")
 """The paper's own mixing, which goes without saying."""
 
 
-def method_name(config: PretrainConfig) -> str:
-    """The paper's name: between MoCo and MoCo-v2 with what was added (App. B.1)."""
-    if config.method == "supervised":
-        return "supervised"
-    parts = {
-        "cosine": config.optimizer.schedule == "cosine",
-        "MLP": config.model.head == "mlp",
-        "augmentation": config.data.augmentation == "moco-v2",
+def method_uses(settings: Mapping[str, Any], name: str, *, unknown: bool = True) -> bool:
+    """Whether a setting means anything to the method; `unknown` for one this version lacks."""
+    facts = _method_facts(settings)
+    return unknown if facts is None else facts.uses(name)
+
+
+def own_facts(settings: Mapping[str, Any]) -> dict[str, SettingFacts]:
+    """The facts of the settings that only this method has, by their dotted names."""
+    facts = _method_facts(settings)
+    if facts is None or facts.options is None:
+        return {}
+    return {f"{settings['method']}.{name}": each for name, each in _facts(facts.options).items()}
+
+
+def known_settings(settings: Mapping[str, Any]) -> set[str]:
+    """Names of all that this version knows of a run of this method."""
+    return (set(FACTS) - {"options"}) | set(own_facts(settings))
+
+
+def identity(settings: Mapping[str, Any], *, pooled: Collection[str] = ()) -> dict[str, Any]:
+    """The settings that make a run what it is; without those its method does not use.
+
+    `pooled` are left out too: runs that differ in them alone are taken together.
+    """
+    free = {name for name, facts in own_facts(settings).items() if not facts.identity}
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in MAY_DIFFER
+        and name not in free
+        and name not in pooled
+        and method_uses(settings, name)
     }
-    if config.method == "moco-v1" and not all(parts.values()):
-        name = "MoCo" + "".join(f" + {part}" for part, there in parts.items() if there)
-    else:
-        name = "MoCo-v2"
-        if config.method == "mochi":
-            mix = config.mix
-            name = f"MoCHi ({mix.num_hardest}, {mix.num_pairs}, {mix.num_with_query})"
-            name += f" {mix.strategy}" if mix.strategy != "mochi" else ""
-        name += "".join(f" without {part}" for part, there in parts.items() if not there)
-    return name + (" oracle" if config.oracle else "")
+
+
+def label_runs(
+    settings: Sequence[Mapping[str, Any]], names: Sequence[str], *, pooled: Collection[str] = ()
+) -> list[str]:
+    """The label of each run, in tables and figures alike; no two are equal.
+
+    The method, then the settings in which it differs from runs of the same method, then, where
+    that is not enough, its name. A run of which no setting is known has its name alone. `pooled`
+    settings tell nothing apart: a label of several seeds is without them.
+    """
+    known = [{k: v for k, v in each.items() if k not in pooled} for each in settings]
+    titles = [
+        method_title(each) if each else name for each, name in zip(known, names, strict=True)
+    ]
+    labels = tell_apart(titles, known)
+    count = Counter(labels)
+    return [
+        f"{label}, {name}" if count[label] > 1 else label
+        for label, name in zip(labels, names, strict=True)
+    ]
 
 
 def tell_apart(labels: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Equal labels with the settings in which their runs differ: "MoCHi (256, 256, 32), K = 1024".
 
-    `settings` by their dotted names. Runs that differ in nothing of `WORDS` keep equal labels;
-    settings of mixing count for MoCHi alone.
+    Runs that differ in nothing that has a label keep equal ones; a setting that the method does
+    not use tells nothing.
     """
     told = []
     for label, own in zip(labels, settings, strict=True):
         same = [each for other, each in zip(labels, settings, strict=True) if other == label]
+        words = LABELS | {k: facts.label for k, facts in own_facts(own).items() if facts.label}
         parts = [
-            words.format(own[name])
-            for name, words in WORDS.items()
+            text.format(own[name])
+            for name, text in words.items()
             if name in own
             and own[name] not in PLAIN
-            and (own.get("method") == "mochi" or not name.startswith("mix."))
             and any(each.get(name) != own[name] for each in same)
+            and method_uses(own, name)
         ]
         told.append(", ".join([label, *parts]))
     return told
+
+
+def _method_facts(settings: Mapping[str, Any]) -> MethodFacts | None:
+    method = settings.get("method")
+    return METHOD_FACTS.get(method) if isinstance(method, str) else None
+
+
+@cache
+def _facts(options: type) -> dict[str, SettingFacts]:
+    return facts_of(options)

@@ -6,8 +6,12 @@ Whether a setting may change on resume, whether it makes another run, and how ta
 sentences call it.
 """
 
+import ast
 import dataclasses
+import inspect
 import typing
+from functools import cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 
@@ -27,6 +31,23 @@ class SettingFacts(NamedTuple):
 def setting(default: Any, **facts: Any) -> Any:
     """A field of a config with facts of its own; without them, a plain default will do."""
     return dataclasses.field(default=default, metadata={"facts": SettingFacts(**facts)})
+
+
+@cache
+def docs_of(kind: type) -> dict[str, str]:
+    """The docstring under each setting of a config, as it stands in the source."""
+    (body,) = (node.body for node in ast.parse(inspect.getsource(kind)).body if _is_class(node))
+    return {
+        statement.target.id: inspect.cleandoc(after.value.value)
+        for statement, after in pairwise(body)
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+        if isinstance(after.value.value, str)
+    }
+
+
+def _is_class(node: ast.stmt) -> typing.TypeGuard[ast.ClassDef]:
+    return isinstance(node, ast.ClassDef)
 
 
 def facts_of(kind: type) -> dict[str, SettingFacts]:

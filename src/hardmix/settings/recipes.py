@@ -14,7 +14,6 @@ from hardmix.settings.config import (
     PretrainConfig,
     TrainConfig,
 )
-from hardmix.settings.evaluation_options import LinearConfig
 from hardmix.settings.methods import MethodName
 
 
@@ -106,14 +105,6 @@ RECIPES: dict[str, Entry] = {
         "2 minutes on 2 CPU cores",
     ),
 }
-
-
-LINEAR_PRESETS: dict[str, LinearConfig] = {
-    "imagenet100": LinearConfig(),
-    "imagenet1k": LinearConfig(epochs=100, batch_size=512, lr=30.0, milestones=(60, 80)),
-    "official-moco": LinearConfig(epochs=100, batch_size=256, lr=30.0, milestones=(60, 80)),
-}
-"""Linear evaluation as the paper (App. C.1) and official MoCo run it."""
 
 
 def _with_method(config: PretrainConfig, method: MethodName) -> PretrainConfig:

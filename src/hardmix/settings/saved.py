@@ -44,7 +44,12 @@ def read_config(file: Path) -> PretrainConfig:
         raise InputError(f"{file} cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise InputError(f"{file} is not JSON: {error}.") from error
-    return _build(PretrainConfig, values, str(file))
+    return build_config(values, str(file))
+
+
+def build_config(values: Any, where: str) -> PretrainConfig:
+    """A config from what its file holds; `where` is what an error calls the place."""
+    return _build(PretrainConfig, values, where)
 
 
 def _options(values: Any, method: Any, where: str) -> Any:

@@ -16,6 +16,35 @@ COUNTS = ("mix.num_hardest", "mix.num_pairs", "mix.num_with_query")
 """N, s, s'."""
 
 
+EVALUATION_TITLES = {
+    "linear": "Linear evaluation",
+    "linear-cached": "Linear probe",
+    "knn": "k-NN",
+    "finetune": "Fine-tuned",
+    "detection": "Detection",
+    "embedding": "Embedding space",
+}
+"""Kinds of results in RUN/results, those that hold an accuracy first, the paper's own before all.
+A file is named by its kind, and what tells it from its like follows: finetune-0.1.json."""
+
+
+def evaluation_kind(name: str) -> str:
+    """Which of `EVALUATION_TITLES` a result file is, by its name; its own name if it is none."""
+    fitting = [kind for kind in EVALUATION_TITLES if name == kind or name.startswith(f"{kind}-")]
+    return max(fitting, key=len, default=name)
+
+
+def evaluation_title(name: str) -> str:
+    """A result file's name in words."""
+    kind = evaluation_kind(name)
+    title = EVALUATION_TITLES.get(kind, name)
+    share, _, start = name.removeprefix("finetune-").partition("-")
+    if kind == "finetune" and share.replace(".", "", 1).isdigit():
+        title = f"{title} on {float(share):.4g} of the labels"
+        title += ", from random weights" if start == "untrained" else ""
+    return title
+
+
 def method_title(settings: Mapping[str, Any]) -> str:
     """The paper's name of what was trained: MoCHi (N, s, s'), MoCo + MLP, MoCo-v2 oracle.
 

@@ -6,18 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from hardmix.analysis.embedding import measure_run
-from hardmix.evaluation import linear, run_knn
+from hardmix.evaluation.all_evaluations import EVALUATIONS
 from hardmix.evaluation.detection import detect
+from hardmix.evaluation.linear import cached_protocol
 from hardmix.report.reading import read_json
 from hardmix.runs.folder import Run
 from hardmix.settings.config import DataConfig
 from hardmix.settings.detection_options import SCHEDULES, DetectionConfig
-from hardmix.settings.recipes import LINEAR_PRESETS
+from hardmix.settings.evaluation_options import KnnOptions, LinearOptions
 from hardmix.sweep.planning import SweepOptions
 
+VOTE = KnnOptions()
+
 PROTOCOLS: dict[str, dict[str, Any]] = {
-    "linear-cached": {"protocol": "cached features, lbfgs: not the paper's"},
-    "knn": {"k": 200, "temperature": 0.07},
+    "linear-cached": {"protocol": cached_protocol("lbfgs")},
+    "knn": {"k": VOTE.k, "temperature": VOTE.temperature},
     "linear": {},
 }
 """What an accuracy must say of itself to be used, beside its images and its preset: somebody may
@@ -46,20 +49,19 @@ def is_present(run: Run, name: str) -> bool:
 def evaluate(run: Run, name: str, options: SweepOptions) -> None:
     """Make one result; the images may lie elsewhere than when the run was trained."""
     data = replace(run.config().data, root=options.data_root)
-    EVALUATIONS[name](run, data, options)
+    MAKERS[name](run, data, options)
 
 
 def _knn(run: Run, data: DataConfig, _: SweepOptions) -> None:
-    run_knn.evaluate(run.path, data)
+    EVALUATIONS["knn"].measure(run.path, VOTE, data)
 
 
 def _linear_cached(run: Run, data: DataConfig, _: SweepOptions) -> None:
-    linear.evaluate_cached(run.path, data)
+    EVALUATIONS["linear"].measure(run.path, LinearOptions(cached=True), data)
 
 
 def _linear(run: Run, data: DataConfig, _: SweepOptions) -> None:
-    recipe = run.config().recipe
-    linear.evaluate(run.path, LINEAR_PRESETS[recipe], data, f"preset {recipe}")
+    EVALUATIONS["linear"].measure(run.path, LinearOptions(cached=False), data)
 
 
 def _embedding(run: Run, data: DataConfig, _: SweepOptions) -> None:
@@ -81,7 +83,7 @@ def _detect(run: Run, config: DetectionConfig, root: Path | None, options: Sweep
     detect.evaluate(run.path, config, root.expanduser())
 
 
-EVALUATIONS: dict[str, Callable[[Run, DataConfig, SweepOptions], None]] = {
+MAKERS: dict[str, Callable[[Run, DataConfig, SweepOptions], None]] = {
     "knn": _knn,
     "linear-cached": _linear_cached,
     "linear": _linear,

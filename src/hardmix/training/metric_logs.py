@@ -4,7 +4,7 @@ import hashlib
 import importlib.util
 import os
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from hardmix.errors import InputError
 from hardmix.runs.folder import Run
@@ -16,6 +16,7 @@ OnLog = Callable[[dict[str, Any]], None]
 """Called with every line of metrics.jsonl, on rank 0."""
 
 
+@runtime_checkable
 class MetricLog(Protocol):
     """A further reader of the lines."""
 
@@ -86,6 +87,7 @@ class WandbLog:
             resume="allow",
             dir=place,
             config=settings(self._config),
+            settings=wandb.Settings(silent=True),
         )
 
     def write(self, line: dict[str, Any]) -> None:
@@ -94,7 +96,7 @@ class WandbLog:
 
     def close(self) -> None:
         """Send what is left."""
-        self._run.finish(quiet=True)
+        self._run.finish()
 
 
 class Callback:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from hardmix.data.batches import Batch, parts_of
 from hardmix.data.changed_data import write_list
 from hardmix.data.datasets import ImageSet, has_test, open_images
 from hardmix.data.own_views import OWN_VIEWS, Pipeline
@@ -19,7 +18,6 @@ from hardmix.data.workers import dead_workers_named
 from hardmix.errors import InputError, UnfinishedError
 from hardmix.evaluation.features import extract
 from hardmix.evaluation.knn import knn_accuracy
-from hardmix.methods.base import NonFiniteError, StepOutcome, TrainingPosition
 from hardmix.mixing.plans import Strategy
 from hardmix.runs.folder import OWN_TRUNK, Resume, Run, check_resumable
 from hardmix.runtime.atomic_files import locked_folder, remove_leftovers
@@ -29,11 +27,8 @@ from hardmix.runtime.distributed import (
     broadcast,
     is_main,
     mean_over_ranks,
-    no_sync,
-    rank,
 )
-from hardmix.runtime.profile import end_step, profiling, start_steps, timed
-from hardmix.runtime.random_numbers import seed_of
+from hardmix.runtime.profile import end_step, profiling, start_steps
 from hardmix.runtime.signals import listening
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.schedules import shown_epochs
@@ -45,17 +40,15 @@ from hardmix.training.messages import (
     watch,
 )
 from hardmix.training.metric_logs import OnLog
-from hardmix.training.nan_guard import check_gradients
-from hardmix.training.optimizers import clip_gradients, parameters_of, set_learning_rate
 from hardmix.training.setup import Own, prepare
 from hardmix.training.state import (
     Training,
     check_ranks_agree,
-    meet_fault,
     pause,
     restore,
     save_checkpoint,
 )
+from hardmix.training.step import take_step
 
 KNN_IMAGES = 10_000
 """Images of each split that the k-NN accuracy during training looks at, at most."""
@@ -191,54 +184,6 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
         end_step()
 
 
-def take_step(training: Training, batch: Batch, epoch: int) -> Tensor | None:
-    """One step; None where it would have spoilt the weights, and nothing was changed."""
-    config, method, optimizer = training.config, training.method, training.optimizer
-    seed_own_randomness(training)
-    set_learning_rate(optimizer, config, epoch, training.position / training.loader.steps_per_epoch)
-    training.batch_norms.note()
-    optimizer.zero_grad()
-    try:
-        outcomes = compute_gradients(training, batch, TrainingPosition(training.step, epoch))
-        loss = torch.stack([outcome.loss for outcome in outcomes]).mean()
-        check_gradients(loss, parameters_of(optimizer))
-    except NonFiniteError as fault:
-        meet_fault(training, batch, str(fault))
-        return None
-    clip_gradients(parameters_of(optimizer), config.optimizer)
-    with timed("optimizer"):
-        optimizer.step()
-    with timed("queue"):
-        method.after_step(batch, outcomes)
-    training.outcomes, training.skipped = outcomes, 0
-    return loss
-
-
-def compute_gradients(training: Training, batch: Batch, at: TrainingPosition) -> list[StepOutcome]:
-    """The gradients of a batch, part by part; what each part gave."""
-    method, parts = training.method, training.config.train.accumulate
-    networks = [method.network(name) for name in method.networks()]
-    method.begin_step(at)
-    outcomes = []
-    for number, part in enumerate(parts_of(batch, parts)):
-        with no_sync(networks, number + 1 < parts):
-            with training.compute.autocast():
-                outcome = method.loss(part, at._replace(part=number))
-            with timed("backward"):
-                (outcome.loss / parts).backward()
-        outcome.loss = outcome.loss.detach()
-        outcomes.append(outcome)
-    return outcomes
-
-
-def seed_own_randomness(training: Training) -> None:
-    """Dropout and the like, in trunks that have them: as all else, a function of (seed, step)."""
-    seed = seed_of("trunk", training.config.train.seed, training.step, rank())
-    torch.default_generator.manual_seed(seed)
-    if training.compute.device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-
-
 def describe_steps(training: Training, epoch: int) -> dict[str, Any]:
     """A line of metrics.jsonl on the steps since the last one: means over all ranks."""
     # .item() waits for the device: only here.
@@ -278,17 +223,15 @@ def measure_knn(training: Training, epoch: int) -> bool:
     for buffer in trunk.buffers():  # rank 0's statistics are those that are saved
         broadcast(buffer)
     options: dict[str, Any] = {
-        "image_size": config.data.image_size,
         "compute": training.compute,
-        "workers": config.data.workers,
         "title": "k-NN features",
         "between": partial(pause, training),
     }
-    bank = extract(trunk, images.subset(KNN_IMAGES, config.train.seed), **options)
-    asked = bank
+    some = images.subset(KNN_IMAGES, config.train.seed)
+    asked = bank = extract(trunk, some, config.data, **options)
     if has_test(config.data):
         test = open_images(config.data, "test", config.train.seed).subset(KNN_IMAGES, 0)
-        asked = extract(trunk, test, **options)
+        asked = extract(trunk, test, config.data, **options)
     accuracy = knn_accuracy(
         bank.features,
         bank.labels,

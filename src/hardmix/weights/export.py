@@ -20,7 +20,7 @@ from hardmix.data.augment import channel_statistics
 from hardmix.errors import InputError
 from hardmix.evaluation.features import TrainedEncoder, load_encoder
 from hardmix.mixing.checks import check_choice
-from hardmix.models.backbones import RESNETS
+from hardmix.models.backbones import RESNETS, parse_timm
 from hardmix.runs.folder import Run
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say
@@ -35,7 +35,7 @@ ONNX_LIMIT = 2**31
 ANYWHERE = "safetensors and onnx fit every backbone"
 
 
-class Job(NamedTuple):
+class ExportJob(NamedTuple):
     """What is to be exported, and to where."""
 
     source: Path
@@ -48,7 +48,7 @@ class Format(NamedTuple):
     """A format: the endings of its files, and what makes their content."""
 
     suffixes: tuple[str, ...]
-    build: Callable[[Job], dict[str, bytes]]
+    build: Callable[[ExportJob], dict[str, bytes]]
     """File name -> content, for files that stand in one folder."""
 
 
@@ -67,7 +67,7 @@ def export(
     encoder = load_encoder(run_or_file, trunk=trunk)
     source = Path(run_or_file)
     source = Run(source).encoder_file if source.is_dir() else source
-    contents = FORMATS[kind].build(Job(source, encoder, out))
+    contents = FORMATS[kind].build(ExportJob(source, encoder, out))
     files = _write(out.parent, contents)
     say(f"Wrote {', '.join(str(file) for file in files)}")
     return files
@@ -104,11 +104,11 @@ def _write(folder: Path, contents: dict[str, bytes]) -> list[Path]:
     return list(files)
 
 
-def _own(job: Job) -> dict[str, bytes]:
+def _own(job: ExportJob) -> dict[str, bytes]:
     return {job.out.name: job.source.read_bytes()}
 
 
-def _torchvision(job: Job) -> dict[str, bytes]:
+def _torchvision(job: ExportJob) -> dict[str, bytes]:
     name, channels = job.encoder.backbone, job.encoder.channels
     _refuse_other_networks(job, "torchvision", RESNETS)
     if channels != 3:
@@ -124,25 +124,25 @@ def _torchvision(job: Job) -> dict[str, bytes]:
     return {job.out.name: _state_dict_file(job)}
 
 
-def _timm(job: Job) -> dict[str, bytes]:
+def _timm(job: ExportJob) -> dict[str, bytes]:
     name, channels = job.encoder.backbone, job.encoder.channels
     if not name.startswith("timm:"):
         _refuse_other_networks(job, "timm", RESNETS)
-    name = name.removeprefix("timm:")
-    options = "num_classes=0" + (f", in_chans={channels}" if channels != 3 else "")
+    name, options = parse_timm(name)
+    options |= {"num_classes": 0} | ({"in_chans": channels} if channels != 3 else {})
     try:
         timm = import_module("timm")
     except ModuleNotFoundError:
         say("Not compared with timm, which is not installed: pip install 'hardmix[timm]'.")
     else:
-        official = timm.create_model(name, num_classes=0, in_chans=channels)
-        _load_and_compare(official, job, f"timm's {name}")
-    say(f'Load it with model = timm.create_model("{name}", {options});')
+        _load_and_compare(timm.create_model(name, **options), job, f"timm's {name}")
+    shown = ", ".join(f"{key}={value!r}" for key, value in options.items())
+    say(f'Load it with model = timm.create_model("{name}", {shown});')
     say(f"model.load_state_dict({_loading(job.out)})")
     return {job.out.name: _state_dict_file(job)}
 
 
-def _detectron2(job: Job) -> dict[str, bytes]:
+def _detectron2(job: ExportJob) -> dict[str, bytes]:
     _refuse_other_networks(job, "detectron2", SHAPES)
     if job.encoder.channels != 3:
         raise InputError(
@@ -153,7 +153,9 @@ def _detectron2(job: Job) -> dict[str, bytes]:
     return contents | side_files(job.encoder.backbone, job.out.name)
 
 
-def _refuse_other_networks(job: Job, kind: str, known: tuple[str, ...] | dict[str, Any]) -> None:
+def _refuse_other_networks(
+    job: ExportJob, kind: str, known: tuple[str, ...] | dict[str, Any]
+) -> None:
     if job.encoder.backbone not in known:
         raise InputError(
             f"--format {kind} has no network like backbone={job.encoder.backbone!r}: it has"
@@ -165,13 +167,13 @@ def _fitting(backbone: str) -> str:
     return f"{ANYWHERE}{'; timm fits this one' if backbone.startswith('timm:') else ''}."
 
 
-def _weights(job: Job) -> dict[str, Tensor]:
+def _weights(job: ExportJob) -> dict[str, Tensor]:
     """Each in memory of its own, so that a file holds no more than it says."""
     state = job.encoder.trunk.state_dict()
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
 
 
-def _state_dict_file(job: Job) -> bytes:
+def _state_dict_file(job: ExportJob) -> bytes:
     if job.out.suffix == ".safetensors":
         return save(_weights(job), metadata={"format": "pt"})
     buffer = BytesIO()
@@ -184,7 +186,7 @@ def _loading(file: Path) -> str:
     return f'{function}("{file}")'
 
 
-def _load_and_compare(official: nn.Module, job: Job, name: str) -> None:
+def _load_and_compare(official: nn.Module, job: ExportJob, name: str) -> None:
     try:
         official.load_state_dict(_weights(job), strict=True)
     except RuntimeError as error:
@@ -218,7 +220,7 @@ def _difference(
     return part if part == part else float("inf")
 
 
-def _onnx(job: Job) -> dict[str, bytes]:
+def _onnx(job: ExportJob) -> dict[str, bytes]:
     runtime = _import_onnx()
     encoder = job.encoder
     size = sum(tensor.nbytes for tensor in encoder.trunk.state_dict().values())

@@ -174,7 +174,7 @@ def _over_training(
     from matplotlib.lines import Line2D
 
     kinds = list(dict.fromkeys(line.kind for line in lines))
-    runs = {line.run: line.hue for line in lines}
+    runs = {line.hue: line.run for line in lines}
     with canvas(title, 3.7) as figure:
         axes = figure.subplots()
         for line in lines:
@@ -192,7 +192,7 @@ def _over_training(
         axes.grid()
         handles = [
             Line2D([], [], color=colour(hue), linestyle=line_style(hue), label=shown(run))
-            for run, hue in runs.items()
+            for hue, run in runs.items()
         ]
         if len(kinds) > 1:
             handles += [

@@ -19,7 +19,7 @@ GAINS = "PuOr"
 """Gains in violet, losses in orange: told apart by colour-blind people too."""
 
 
-class Cell(NamedTuple):
+class MochiSetting(NamedTuple):
     """One setting of MoCHi, over its seeds."""
 
     num_hardest: int
@@ -49,7 +49,7 @@ class Place(NamedTuple):
     """L_uniform (App. A)."""
 
 
-def fig3a(cells: Sequence[Cell], baseline: Cell | None, measure: str) -> Picture:
+def fig3a(cells: Sequence[MochiSetting], baseline: MochiSetting | None, measure: str) -> Picture:
     """Fig. 3a: accuracy over N, for each (s, s'); MoCo-v2 is the dashed line."""
     from matplotlib.lines import Line2D
 
@@ -91,7 +91,7 @@ def fig3a(cells: Sequence[Cell], baseline: Cell | None, measure: str) -> Picture
     return Picture("fig3a", title, caption, numbers, figure)
 
 
-def fig3b(cells: Sequence[Cell], baseline: Cell, measure: str) -> Picture:
+def fig3b(cells: Sequence[MochiSetting], baseline: MochiSetting, measure: str) -> Picture:
     """Fig. 3b: gains over MoCo-v2 for one N, s in rows and s' in columns."""
     size = cells[0].num_hardest
     title = f"Gains over MoCo-v2, N = {size} (Fig. 3b)"

@@ -21,7 +21,7 @@ MOST_NAMED = 21
 """Classes with an entry in the map's legend."""
 
 
-class Group(NamedTuple):
+class ToyPoints(NamedTuple):
     """Points of one kind in Fig. 1."""
 
     kind: str
@@ -56,7 +56,7 @@ _LOOK: dict[str, dict[str, Any]] = {
 }
 
 
-def fig1(groups: Sequence[Group], settings: dict[str, Any]) -> Picture:
+def fig1(groups: Sequence[ToyPoints], settings: dict[str, Any]) -> Picture:
     """Fig. 1: a query, its memory, its hardest negatives and the synthetic points, by t-SNE."""
     title = "Synthetic hard negatives on a toy sphere (Fig. 1)"
     with canvas(title, 4.6) as figure:

@@ -89,6 +89,10 @@ class Picture:
     """What it was made of: a picture with another mark is out of date."""
 
 
+Found = tuple[list[Picture], list[str]]
+"""Pictures, and sentences that say what is missing."""
+
+
 def check_installed() -> None:
     """Say which extra is missing, before any work."""
     missing = [name for name in ("matplotlib", "sklearn") if importlib.util.find_spec(name) is None]

@@ -1,0 +1,95 @@
+"""What must be known of a command line before it is parsed: which defaults it starts from."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from hardmix.commands.options import wants_help
+from hardmix.errors import InputError
+from hardmix.settings.bounds import nearest_first
+from hardmix.settings.config import DataConfig, PretrainConfig
+from hardmix.settings.methods import METHOD_FACTS
+from hardmix.settings.recipes import RECIPES
+
+ResumeWord = Literal["no", "yes", "auto"]
+
+
+def run_config(arguments: Sequence[str]) -> tuple[PretrainConfig, list[str]]:
+    """The config whose settings are the defaults (a recipe's, a file's, a run's); and the rest."""
+    rest = _with_resume(arguments)
+    named = rest.pop(0) if rest and not rest[0].startswith("-") else None
+    if named is not None and named not in RECIPES:
+        raise InputError(f"there is no recipe {named!r}: choose one of {_known(named, RECIPES)}.")
+    saved = _saved_config(rest)
+    if saved is not None:
+        from hardmix.settings.saved import read_config
+
+        return read_config(saved), rest
+    if named is None:
+        if wants_help(rest):
+            return PretrainConfig(method=_method(rest)), rest
+        raise InputError(f"pretrain needs a recipe: choose one of {_known('', RECIPES)}.")
+    config = RECIPES[named].build(_method(rest), "--oracle" in rest)
+    if config.data.name == "shapes" and value_of(rest, "--data.root") is not None:
+        config = replace(config, data=replace(config.data, name=None))  # recognised by its root
+    return config, rest
+
+
+def data_of_run(arguments: Sequence[str]) -> DataConfig:
+    """The run's own images are the default; a root of another kind is recognised by itself."""
+    if not arguments or arguments[0].startswith("-"):
+        return DataConfig()
+    from hardmix.runs.folder import Run
+
+    data = Run.open(arguments[0]).config().data
+    given: dict[str, Any] = {"name": None, "num_images": None}
+    return data if value_of(arguments, "--data.root") is None else replace(data, **given)
+
+
+def value_of(arguments: Sequence[str], option: str) -> str | None:
+    """An option's value, looked up before the rest is parsed."""
+    for index, word in enumerate(arguments):
+        if word == option and index + 1 < len(arguments):
+            return arguments[index + 1]
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+    return None
+
+
+def _saved_config(rest: Sequence[str]) -> Path | None:
+    """The file to begin with: --config's, or that of the run to be resumed."""
+    saved, out = value_of(rest, "--config"), value_of(rest, "--out")
+    resume = value_of(rest, "--resume") or "no"
+    if saved is not None:
+        return Path(saved)
+    if resume == "no" or out is None or wants_help(rest):
+        return None
+    from hardmix.runs.folder import Run
+
+    run = Run(out)
+    return run.config_file if run.resumes("auto" if resume == "auto" else True) else None
+
+
+def _method(rest: Sequence[str]) -> str:
+    method = value_of(rest, "--method") or "mochi"
+    if method not in METHOD_FACTS:
+        known = _known(method, METHOD_FACTS)
+        raise InputError(f"there is no method {method!r}: choose one of {known}.")
+    return method
+
+
+def _with_resume(arguments: Sequence[str]) -> list[str]:
+    """`--resume` alone means yes, `--no-resume` no."""
+    words = []
+    for index, word in enumerate(arguments):
+        words += ["--resume", "no"] if word == "--no-resume" else [word]
+        if word == "--resume" and arguments[index + 1 : index + 2] not in [
+            [choice] for choice in get_args(ResumeWord)
+        ]:
+            words.append("yes")
+    return words
+
+
+def _known(name: str, known: Any) -> str:
+    return ", ".join(nearest_first(name, known))

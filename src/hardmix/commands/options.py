@@ -1,0 +1,153 @@
+"""Configs as options of a command: the settings people change first, those without effect unseen.
+
+A command's options are a dataclass made for the moment, of which tyro makes the parser. Settings
+that do nothing there are left out of the help, yet accepted.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import tyro
+
+from hardmix.commands import processes
+from hardmix.settings.config import DataConfig, PretrainConfig
+from hardmix.settings.facts import docs_of
+from hardmix.settings.methods import METHOD_FACTS
+
+Help = tyro.conf.arg
+RunFolder = Annotated[tyro.conf.Positional[Path], Help(metavar="RUN", help="the run's folder")]
+Parsed = TypeVar("Parsed")
+Shown = Callable[[str], bool]
+"""Whether the help shows a setting, by its dotted name."""
+
+FIRST = (
+    "method",
+    "data.root",
+    "data.image_size",
+    "model.backbone",
+    "train.epochs",
+    "train.batch_size",
+    "train.queue_size",
+    "optimizer.lr",
+    "mix.num_hardest",
+    "mix.num_pairs",
+    "mix.num_with_query",
+    "train.seed",
+)
+"""What people change: at the top of `hardmix pretrain --help`."""
+
+NOT_EVALUATED = ("data.augmentation", "data.blur", "data.min_scale", "data.views")
+"""Settings of images that only pre-training looks at."""
+
+
+def parse(kind: type[Parsed], name: str, arguments: Sequence[str]) -> Parsed:
+    """A command's options; of many processes only rank 0 says what is wrong with them."""
+    return tyro.cli(
+        kind, prog=f"hardmix {name}", args=list(arguments), console_outputs=processes.speaks()
+    )
+
+
+def wants_help(arguments: Sequence[str]) -> bool:
+    """Whether it will be help and nothing else."""
+    return bool({"-h", "--help"} & set(arguments))
+
+
+def run_settings(
+    base: PretrainConfig, arguments: Sequence[str]
+) -> tuple[list[Any], Callable[[Any], PretrainConfig]]:
+    """The fields of a run's settings with their defaults, and the way back to a config."""
+    facts = METHOD_FACTS[base.method]
+
+    def shown(name: str) -> bool:
+        return facts.uses(name) or not wants_help(arguments)
+
+    hints: dict[str, Any] = typing.get_type_hints(PretrainConfig)
+    groups: dict[str, Any] = {
+        name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)
+    }
+    if base.options is not None:
+        groups["options"] = type(base.options)
+    fields = [_first(base, name) for name in FIRST if shown(name)]
+    if shown("oracle"):
+        doc = docs_of(PretrainConfig)["oracle"]
+        fields.append(option_field("oracle", bool, base.oracle, doc))
+    for group, kind in groups.items():
+        title = base.method if group == "options" else group
+        fields.append(group_field(title, kind, getattr(base, group), shown, without=FIRST))
+
+    def back(parsed: Any) -> PretrainConfig:
+        values: dict[str, Any] = {"method": parsed.method, "oracle": parsed.oracle}
+        for group, kind in groups.items():
+            title = base.method if group == "options" else group
+            inside = vars(getattr(parsed, title.replace("-", "_")))
+            flat = {n.partition(".")[2]: getattr(parsed, _plain(n)) for n in FIRST if _of(n, group)}
+            values[group] = kind(**{**vars(getattr(base, group)), **inside, **flat})
+        return dataclasses.replace(base, **values)
+
+    return fields, back
+
+
+def group_field(
+    title: str, kind: type, default: Any, shown: Shown, without: Sequence[str] = ()
+) -> tuple[str, Any, Any]:
+    """A config as a group of options: a field of a dataclass in which each has its help."""
+    hints, docs = typing.get_type_hints(kind), docs_of(kind)
+    fields = [
+        option_field(name, hint, getattr(default, name), docs.get(name, ""))
+        for name, hint in hints.items()
+        if shown(f"{title}.{name}") and f"{title}.{name}" not in without
+    ]
+    made = dataclasses.make_dataclass(title, fields, frozen=True, kw_only=True)
+    made.__doc__ = (kind.__doc__ or "").split("\n")[0]
+    return title.replace("-", "_"), made, dataclasses.field(default_factory=made)
+
+
+def data_field(default: DataConfig, arguments: Sequence[str]) -> tuple[str, Any, Any]:
+    """--data.* of a command that evaluates: without what only pre-training looks at."""
+
+    def shown(name: str) -> bool:
+        return name not in NOT_EVALUATED or not wants_help(arguments)
+
+    return group_field("data", DataConfig, default, shown)
+
+
+def data_of(parsed: Any, default: DataConfig) -> DataConfig:
+    """What `data_field` became."""
+    return DataConfig(**{**vars(default), **vars(parsed)})
+
+
+def make_options(name: str, about: str, fields: Sequence[Any]) -> type[Any]:
+    """A command's options out of fields."""
+    made = dataclasses.make_dataclass(name, fields, frozen=True, kw_only=True)
+    made.__doc__ = about
+    return made
+
+
+def _first(base: PretrainConfig, name: str) -> tuple[str, Any, Any]:
+    if name == "method":
+        choices: Any = Literal[tuple(METHOD_FACTS)]
+        return option_field("method", choices, base.method, docs_of(PretrainConfig)["method"])
+    group, _, setting = name.partition(".")
+    config = getattr(base, group)
+    kind: type = type(config)
+    hint, doc = typing.get_type_hints(kind)[setting], docs_of(kind)[setting]
+    return option_field(_plain(name), hint, getattr(config, setting), doc, name.replace("_", "-"))
+
+
+def option_field(
+    name: str, hint: Any, default: Any, doc: str, option: str | None = None
+) -> tuple[str, Any, Any]:
+    """A setting as an option; `option` is its name on the command line, if another."""
+    annotated = Annotated[hint, Help(help=" ".join(doc.split()), name=option)]
+    return name, annotated, dataclasses.field(default=default)
+
+
+def _plain(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def _of(name: str, group: str) -> bool:
+    return name.startswith(f"{group}.")

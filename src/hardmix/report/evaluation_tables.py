@@ -1,0 +1,222 @@
+"""Results of groups of runs, one table for each evaluation: mean, deviation, gain over MoCo-v2.
+
+Results are of one evaluation where their `ResultNumber.id` and their protocol are equal: titles
+are only shown.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hardmix.evaluation.accuracy import mean_and_deviation
+from hardmix.paper.numbers import Beside, paper_beside
+from hardmix.report.gains import Gain, difference
+from hardmix.report.grouping import SeedGroup, baseline_key, group_key
+from hardmix.runs.reading import RunRecord, number
+from hardmix.settings.titles import EVALUATION_TITLES, evaluation_kind, evaluation_title
+
+NO_EVALUATIONS = ("pretrain", "embedding")
+"""Result files that hold no accuracy: what training took, and the features' shape."""
+PAPER_AP = {
+    "VOC07 11-point": ("voc_detection", "AP"),
+    "COCO box": ("coco_detection", "APbb"),
+    "COCO mask": ("coco_segmentation", "APmk"),
+}
+"""Definitions of AP in `hardmix detect`, as the paper's tables call them."""
+PROTOCOL = ("schedule", "iterations", "epochs", "batch_size", "lr", "trials")
+"""Settings of an evaluation that its heading tells."""
+FLOOR = {"pixels": "raw pixels", "untrained": "untrained encoder"}
+"""What needs no training, in words."""
+
+
+@dataclass(frozen=True)
+class ResultNumber:
+    """One number of a result file, and a second that stands beside it, as shares of 1."""
+
+    id: str
+    """Its file's name, and of detectors the definition of AP: what is joined."""
+    title: str
+    metric: str
+    value: float
+    second: str
+    second_value: float | None
+    paper: tuple[str, str]
+    """Task and metric in the paper's numbers."""
+    result: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A group's result in one evaluation, in percent; deviation None: a single seed."""
+
+    group: SeedGroup
+    values: list[float]
+    mean: float
+    deviation: float | None
+    second: float | None
+    gain: Gain
+    paper: Beside
+
+
+@dataclass(frozen=True)
+class EvaluationTable:
+    """One protocol on one set of images, with the score of every group that has it."""
+
+    id: str
+    title: str
+    protocol: str
+    metric: str
+    second: str
+    scores: list[Score]
+    floor: list[tuple[str, float]]
+    """What needs no training, where a result file holds it: mean over the runs."""
+
+    @property
+    def has_paper(self) -> bool:
+        """Whether the paper prints a number for any of its rows."""
+        return any(score.paper.row is not None for score in self.scores)
+
+    @property
+    def beside_paper(self) -> list[tuple[str, str]]:
+        """Sentences on the paper's numbers, each with the rows it is of; none if it is of all."""
+        found: dict[str, list[str]] = {}
+        for score in self.scores:
+            found.setdefault(score.paper.sentence, []).append(score.group.label)
+        return [
+            (sentence, "" if len(found) == 1 else ", ".join(labels))
+            for sentence, labels in found.items()
+        ]
+
+
+Cells = dict[int, list[ResultNumber]]
+"""The numbers of one evaluation by the group's number."""
+
+
+def evaluations_of(groups: Sequence[SeedGroup]) -> list[EvaluationTable]:
+    """Every evaluation found in results/*.json, linear and k-NN first."""
+    found: dict[tuple[str, str], Cells] = {}
+    for group in groups:
+        for run in group.runs:
+            for name, result in run.results.items():
+                for each in numbers_of(name, result):
+                    cells = found.setdefault((each.id, protocol_key(result)), {})
+                    cells.setdefault(group.number, []).append(each)
+    by_key = {group_key(group.settings): group.number for group in groups if group.settings}
+    baselines = {
+        group.number: by_key.get(baseline_key(group.settings)) for group in groups if group.settings
+    }
+    return [_table(found[key], groups, baselines) for key in sorted(found, key=_place)]
+
+
+def unknown_results(runs: Sequence[RunRecord]) -> list[str]:
+    """Result files that hold no number for the table, in sentences."""
+    return [
+        f"{run.name}: results/{name}.json has no number that the table knows."
+        for run in runs
+        for name, result in run.results.items()
+        if name not in NO_EVALUATIONS and not numbers_of(name, result)
+    ]
+
+
+def numbers_of(name: str, result: dict[str, Any]) -> list[ResultNumber]:
+    """Accuracy of a classifier, or AP of a detector by each of its definitions."""
+    top1 = number(result.get("top1"))
+    if top1 is not None:
+        task = "linear" if evaluation_kind(name) in ("linear", "linear-cached") else "none"
+        second, title = number(result.get("top5")), evaluation_title(name)
+        return [ResultNumber(name, title, "Top-1", top1, "Top-5", second, (task, "top1"), result)]
+    found = []
+    metrics = result.get("metrics")
+    for metric, numbers in metrics.items() if isinstance(metrics, dict) else ():
+        ap, ap50 = (_trial_mean(numbers, key) for key in ("ap", "ap50"))
+        if ap is not None:
+            title = f"{EVALUATION_TITLES['detection']}, {metric}"
+            paper = PAPER_AP.get(metric, ("none", "AP"))
+            if result.get("start") in ("random", "supervised"):  # not the run's own encoder
+                title, paper = f"{title}, from {result['start']} weights", ("none", "AP")
+            of_one = f"{name}/{metric}"
+            found.append(ResultNumber(of_one, title, "AP", ap, "AP50", ap50, paper, result))
+    return found
+
+
+def protocol_key(result: Mapping[str, Any]) -> str:
+    """What must be equal for two results to be of one kind: all that was set but the seed."""
+    settings = result.get("settings")
+    if isinstance(settings, dict):
+        settings = {name: value for name, value in settings.items() if name != "seed"}
+    return describe_protocol(result) + json.dumps(settings, sort_keys=True)
+
+
+def describe_protocol(result: Mapping[str, Any]) -> str:
+    """How it was evaluated, in a few words."""
+    words = [str(result["protocol"])] if "protocol" in result else []
+    words += [f"{name} {result[name]}" for name in ("k", "temperature", "start") if name in result]
+    settings = result.get("settings")
+    if isinstance(settings, dict) and "protocol" not in result:
+        told = [name for name in PROTOCOL if name in settings]
+        words += [f"{name.replace('_', ' ')} {settings[name]}" for name in told]
+    if "data" in result:
+        words.append(f"on {result['data']}")
+    return ", ".join(words)
+
+
+def gain_over(base: int | None, own: int, known: Mapping[int, list[float]]) -> Gain:
+    """Of a group over its baseline, both by their numbers: the difference of their means."""
+    if base == own:
+        return Gain("baseline", "baseline")
+    if base is None:
+        return Gain("no-baseline", "no MoCo-v2 run with these settings")
+    if not known.get(base):
+        return Gain("not-evaluated", "its MoCo-v2 run lacks this evaluation")
+    return difference(known[own], known[base])
+
+
+def _place(key: tuple[str, str]) -> tuple[int, tuple[str, str]]:
+    """Kinds in the order of their titles, others after them by name."""
+    kinds = list(EVALUATION_TITLES)
+    kind = evaluation_kind(key[0].partition("/")[0])
+    return kinds.index(kind) if kind in kinds else len(kinds), key
+
+
+def _table(
+    cells: Cells, groups: Sequence[SeedGroup], baselines: Mapping[int, int | None]
+) -> EvaluationTable:
+    values = {number: [100 * each.value for each in cell] for number, cell in cells.items()}
+    scores = []
+    for group in (group for group in groups if group.number in cells):
+        mean, deviation = mean_and_deviation(values[group.number])
+        cell = cells[group.number]
+        seconds = [100 * each.second_value for each in cell if each.second_value is not None]
+        scores.append(
+            Score(
+                group=group,
+                values=values[group.number],
+                mean=mean,
+                deviation=deviation if len(cell) > 1 else None,
+                second=mean_and_deviation(seconds)[0] if seconds else None,
+                gain=gain_over(baselines.get(group.number), group.number, values),
+                paper=paper_beside(group.settings, *cell[0].paper, cell[0].result),
+            )
+        )
+    one = next(iter(cells.values()))[0]
+    protocol = describe_protocol(one.result)
+    return EvaluationTable(
+        one.id, one.title, protocol, one.metric, one.second, scores, _floor(cells)
+    )
+
+
+def _floor(cells: Cells) -> list[tuple[str, float]]:
+    found: dict[str, list[float]] = {}
+    for each in (each for cell in cells.values() for each in cell):
+        baselines = each.result.get("baselines")
+        for name, one in baselines.items() if isinstance(baselines, dict) else ():
+            top1 = number(one.get("top1")) if isinstance(one, dict) else None
+            if top1 is not None:
+                found.setdefault(name, []).append(100 * top1)
+    return [(FLOOR.get(name, name), mean_and_deviation(each)[0]) for name, each in found.items()]
+
+
+def _trial_mean(numbers: Any, key: str) -> float | None:
+    trials = numbers.get(key) if isinstance(numbers, dict) else None
+    return number(trials.get("mean")) if isinstance(trials, dict) else None

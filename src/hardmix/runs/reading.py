@@ -1,0 +1,252 @@
+"""The one reader of run folders: figures, reports and sweeps all see a run as a `RunRecord`.
+
+Nothing here raises. Folders may be half-written, of an older version, or made by somebody else:
+what cannot be read becomes a sentence, every value is checked before it is used, and no setting is
+filled in by a guess. Each file is read once.
+"""
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hardmix.errors import InputError
+from hardmix.runs.folder import Run, logged_objects
+from hardmix.runs.labels import known_settings, label_runs, method_uses, own_facts
+from hardmix.settings.config import PretrainConfig
+from hardmix.settings.saved import MAY_DIFFER, build_config, flatten
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run's folder tells."""
+
+    run: Run
+    """The folder and the names of its files."""
+    name: str
+    """The folder's name, with as many folders above it as tell the runs apart."""
+    label: str
+    """The method, and what tells it from the other runs: the same in every table and figure."""
+    hue: int
+    """Its number among the runs: its colour in every figure."""
+    config: PretrainConfig | None
+    """None where config.json is of another version, or damaged."""
+    settings: dict[str, Any]
+    """config.json by dotted names, as recorded, of whatever version; empty where unreadable."""
+    metrics: list[dict[str, Any]]
+    hardness: list[dict[str, Any]]
+    results: dict[str, dict[str, Any]]
+    """By the name of the file."""
+    missing: list[str] = field(default_factory=list)
+    """What could not be read, in sentences."""
+
+    @property
+    def seed(self) -> object:
+        """None: not recorded."""
+        return self.settings.get("train.seed")
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing in it can be shown."""
+        return not (self.settings or self.metrics or self.results)
+
+
+class ReadLog(NamedTuple):
+    """The whole lines of a log, and how many were not."""
+
+    lines: list[dict[str, Any]]
+    broken: int
+    is_text: bool
+    """Whether all of it is UTF-8."""
+
+
+def read_runs(paths: Sequence[Path | str]) -> list[RunRecord]:
+    """Every run once, in the order given, with names and labels that tell them apart."""
+    unique = list({os.path.realpath(path): Path(path) for path in paths}.values())
+    names = short_names(unique)
+    return side_by_side(
+        [read_run(path, name) for path, name in zip(unique, names, strict=True)]
+    )
+
+
+def side_by_side(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """The same runs with the labels and colours that they have together."""
+    labels = label_runs([each.settings for each in records], [each.name for each in records])
+    return [
+        replace(record, label=label, hue=hue)
+        for hue, (record, label) in enumerate(zip(records, labels, strict=True))
+    ]
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """The folder's name; with as many folders above it as tell the runs apart."""
+    parts = [Path(os.path.abspath(path)).parts for path in paths]
+    for depth in range(1, max(map(len, parts), default=1) + 1):
+        names = ["/".join(each[-depth:]) for each in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]
+
+
+def read_run(path: Path, name: str | None = None) -> RunRecord:
+    """The run in a folder, as far as it can be read; its label is as if it were alone."""
+    run = Run(path)
+    missing: list[str] = []
+    name = short_names([path])[0] if name is None else name
+    values = _read_object(run.config_file, name, missing) or {}
+    settings = flatten(values)
+    record = RunRecord(
+        run=run,
+        name=name,
+        label=label_runs([settings], [name])[0],
+        hue=0,
+        config=_read_config(run, name, values, missing),
+        settings=settings,
+        metrics=read_metrics(run, name, missing),
+        hardness=_read_hardness(run, name, missing),
+        results=_read_results(run, name, missing),
+        missing=missing,
+    )
+    if not record.is_empty:
+        return record
+    why = "is not a run: it has no config.json" if path.is_dir() else "is not a folder"
+    return replace(record, missing=[f"{path} {why}."])
+
+
+def with_new_results(record: RunRecord) -> RunRecord:
+    """The same run after it was evaluated again."""
+    return replace(record, results=_read_results(record.run, record.name, []))
+
+
+def read_settings(run: Run) -> dict[str, Any]:
+    """The settings of config.json alone, as recorded; none where it cannot be read."""
+    return flatten(_read_object(run.config_file, run.path.name, []) or {})
+
+
+def read_metrics(run: Run, name: str, missing: list[str]) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl alone; what is wrong with it is added to `missing`."""
+    try:
+        log = _read_log(run.metrics_file)
+    except (FileNotFoundError, NotADirectoryError):
+        missing.append(f"{name}: metrics.jsonl is missing, so it has no curves.")
+        return []
+    except OSError:
+        missing.append(f"{name}: metrics.jsonl cannot be read, so it has no curves.")
+        return []
+    if not log.lines:
+        what = "is empty" if log.is_text else "cannot be read"
+        missing.append(f"{name}: metrics.jsonl {what}, so it has no curves.")
+    elif log.broken:
+        lines = "line of metrics.jsonl was" if log.broken == 1 else "lines of metrics.jsonl were"
+        missing.append(f"{name}: {log.broken} broken {lines} left out.")
+    return log.lines
+
+
+def number(value: object) -> float | None:
+    """A finite number, or None for all else: NaN stands where there were no synthetic points."""
+    if type(value) is float:  # nearly all of metrics.jsonl: a million of them on a large page
+        return value if math.isfinite(value) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def read_json(file: Path) -> Any:
+    """Any JSON file; ValueError or OSError where it is none (deep nesting counts as none)."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _read_log(file: Path) -> ReadLog:
+    data = file.read_bytes()
+    text = data.decode("utf-8", errors="replace")
+    lines = [line for line in logged_objects(text) if number(line["step"]) is not None]
+    written = sum(bool(line.strip()) for line in text.splitlines())
+    is_text = "\N{REPLACEMENT CHARACTER}" not in text
+    return ReadLog(lines, written - len(lines), is_text)
+
+
+def _read_hardness(run: Run, name: str, missing: list[str]) -> list[dict[str, Any]]:
+    """Its absence is said by the figures that need it."""
+    try:
+        return _read_log(run.hardness_file).lines
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        missing.append(f"{name}: hardness.jsonl cannot be read: {error.strerror}.")
+        return []
+
+
+def _read_results(run: Run, name: str, missing: list[str]) -> dict[str, dict[str, Any]]:
+    found = {}
+    for file in sorted(run.results.glob("*.json")) if run.results.is_dir() else []:
+        result = _read_object(file, name, missing)
+        if result is not None:
+            found[file.stem] = result
+    return found
+
+
+def _read_object(file: Path, name: str, missing: list[str]) -> dict[str, Any] | None:
+    """A JSON object, or None and a sentence."""
+    where = f"{name}: {file.parent.name + '/' if file.parent.name == 'results' else ''}{file.name}"
+    try:
+        value = read_json(file)
+    except FileNotFoundError:
+        missing.append(f"{where} is missing.")
+        return None
+    except OSError as error:
+        missing.append(f"{where} cannot be read: {error.strerror}.")
+        return None
+    except ValueError:
+        missing.append(f"{where} is not whole: it cannot be read as JSON.")
+        return None
+    if not isinstance(value, dict):
+        missing.append(f"{where} holds no settings or numbers by name.")
+        return None
+    return value
+
+
+def _read_config(
+    run: Run, name: str, values: dict[str, Any], missing: list[str]
+) -> PretrainConfig | None:
+    """The config, where this version can make one; what it does not know is said."""
+    if not values:
+        missing.append(f"{name} is named by its folder alone.")
+        return None
+    settings = flatten(values)
+    missing.extend(_unknown_settings(name, settings))
+    try:
+        return build_config(values, str(run.config_file))
+    except (InputError, TypeError, ValueError) as error:
+        missing.append(f"{name}: its settings cannot be used as they are: {error}")
+        return None
+
+
+def _unknown_settings(name: str, settings: dict[str, Any]) -> list[str]:
+    known = known_settings(settings)
+    free = {each for each, facts in own_facts(settings).items() if not facts.identity}
+    unknown = sorted(settings.keys() - known)
+    absent = sorted(
+        each
+        for each in known - settings.keys() - MAY_DIFFER - free
+        if method_uses(settings, each)
+    )
+    sentences = []
+    if unknown:
+        sentences.append(
+            f"{name}: this version does not know {', '.join(unknown)}; shown as recorded."
+        )
+    if absent:
+        sentences.append(
+            f"{name}: an older version did not record {', '.join(absent)}; so it is grouped"
+            " only with runs that lack the same."
+        )
+    return sentences
