@@ -10,6 +10,8 @@ import shutil
 
 import pytest
 import torch
+from hardmix.analysis.false_negatives import false_negatives
+from hardmix.analysis.records import MOST_POINTS, curve, read_records, thin
 from PIL import Image
 from torch.nn.functional import normalize
 
@@ -19,10 +21,8 @@ from hardmix.analysis import embedding, figures
 from hardmix.analysis.accuracy_grids import grid_pictures
 from hardmix.analysis.analyze import analyze, compare, portray
 from hardmix.analysis.embedding import effective_rank, measure, singular_values
-from hardmix.analysis.false_negatives import false_negatives
 from hardmix.analysis.gallery import sample_ids
 from hardmix.analysis.hardness import matching_probabilities, similarities
-from hardmix.analysis.records import MOST_POINTS, curve, read_records, thin
 from hardmix.analysis.toy_sphere import toy_sphere
 from hardmix.analysis.tsne import tsne
 from hardmix.commands import main as cli
@@ -32,7 +32,6 @@ from hardmix.errors import InputError
 from hardmix.evaluation.features import Features, load_encoder
 from hardmix.methods.all_methods import build_method
 from hardmix.methods.base import Materials, TrainingPosition
-from hardmix.training.step import compute_gradients
 from hardmix.models.encoders import build_encoder
 from hardmix.runs.folder import Run
 from hardmix.runs.labels import method_name, tell_apart
@@ -40,6 +39,7 @@ from hardmix.runtime.device import choose_compute
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.recipes import RECIPES
 from hardmix.training.pretrain import pretrain
+from hardmix.training.step import compute_gradients
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from hardmix.analysis import figures
-from hardmix.analysis.figures import Cell, Group, Histogram, Line, MapPoints, Picture, Place, Ranks
+from hardmix.analysis.figures import Cell, Curve, Group, Histogram, MapPoints, Picture, Place, Ranks
 from hardmix.analysis.figures.fig2 import BOTH_PARENTS, FALSE, ONE_PARENT, REAL_ONLY, WITH_POINTS
 from hardmix.analysis.figures.image_sheet import Neighbour, Parents, Query
 from hardmix.analysis.figures.picture import COLOURS, INK, check_installed
@@ -23,14 +23,14 @@ from hardmix.errors import InputError
 pytest.importorskip("matplotlib")
 
 LINES = [
-    Line("MoCHi", WITH_POINTS, 0, [0.5, 1.0, 1.5], [0.1, 0.2, 0.25]),
-    Line("MoCHi", REAL_ONLY, 0, [0.5, 1.0, 1.5], [0.1, 0.4, 0.6]),
-    Line("MoCo-v2", WITH_POINTS, 1, [1.0, 2.0], [0.3, 0.7]),
+    Curve("MoCHi", WITH_POINTS, 0, [0.5, 1.0, 1.5], [0.1, 0.2, 0.25]),
+    Curve("MoCHi", REAL_ONLY, 0, [0.5, 1.0, 1.5], [0.1, 0.4, 0.6]),
+    Curve("MoCo-v2", WITH_POINTS, 1, [1.0, 2.0], [0.3, 0.7]),
 ]
 SHARES = [
-    Line("MoCHi", FALSE, 0, [1.0, 2.0], [0.05, 0.08]),
-    Line("MoCHi", ONE_PARENT, 0, [1.0, 2.0], [0.06, 0.09]),
-    Line("MoCHi", BOTH_PARENTS, 0, [1.0, 2.0], [0.01, 0.02]),
+    Curve("MoCHi", FALSE, 0, [1.0, 2.0], [0.05, 0.08]),
+    Curve("MoCHi", ONE_PARENT, 0, [1.0, 2.0], [0.06, 0.09]),
+    Curve("MoCHi", BOTH_PARENTS, 0, [1.0, 2.0], [0.01, 0.02]),
 ]
 RANKS = [
     ("MoCHi", [Ranks(0, [1, 2, 4], [0.1, 0.05, 0.01]), Ranks(1, [1, 2, 4], [0.2, 0.02, 0.001])]),

@@ -29,7 +29,7 @@ from hardmix.training.pretrain import take_step
 SETUP = suite.prepare_setup(BenchOptions(quick=True, device="cpu"))
 
 
-def here(job: jobs.Job, tell: jobs.Tell) -> list[jobs.Row]:
+def here(job: jobs.BenchJob, tell: jobs.Tell) -> list[jobs.Row]:
     """The job in this process: a fresh one takes seconds to import torch."""
     rows = worker.MEASURES[job.kind](json.loads(json.dumps(job.settings)), tell)
     return json.loads(json.dumps(rows))
@@ -205,7 +205,7 @@ def test_many_processes_are_left_out_where_cores_are_fewer_and_this_is_said():
 def test_a_job_that_is_refused_is_the_users_to_mend(monkeypatch):
     said = '{"refused": "no such thing"}\n'
     monkeypatch.setattr(jobs.sys, "executable", "/bin/echo")
-    job = jobs.Job(title="x", kind="loss", settings={}, turns=1)
+    job = jobs.BenchJob(title="x", kind="loss", settings={}, turns=1)
     with pytest.raises(RuntimeError, match="no result"):
         jobs.run_job(job, lambda _: None)
     monkeypatch.setattr(jobs, "_message", lambda _: json.loads(said))

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from hardmix.report.reading import read_runs, short_names
 
 from fake_runs import (
     config_of,
@@ -27,7 +28,6 @@ from hardmix.paper.numbers import paper_beside, paper_rows
 from hardmix.report.grouping import evaluations_of, group_runs
 from hardmix.report.page import data_block, visible, write_report
 from hardmix.report.provenance import commands_of, differences
-from hardmix.report.reading import read_runs, short_names
 from hardmix.report.svg import safe_svg
 from hardmix.report.training_curves import MOST_POINTS, curves_of_run, steps_per_epoch, thinned
 

@@ -23,7 +23,8 @@ from hardmix.runtime.device import choose_compute
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.recipes import RECIPES
-from hardmix.training.pretrain import prepare, pretrain, start
+from hardmix.training.pretrain import pretrain, start
+from hardmix.training.setup import Own, prepare
 from hardmix.training.step import compute_gradients
 
 

@@ -20,6 +20,7 @@ ACCURACIES = {
 }
 """results/*.json that hold an accuracy, the paper's own first."""
 
+
 class Scored(NamedTuple):
     """A run with one of its accuracies."""
 

@@ -15,7 +15,7 @@ from hardmix.analysis.figures.fig2 import (
     QUERY_PARENT,
     REAL_ONLY,
     WITH_POINTS,
-    Line,
+    Curve,
     fig2b,
     fig2c,
 )
@@ -46,9 +46,9 @@ def proxy_task(records: Sequence[RunRecord]) -> Found:
         if not mixed or (epochs, mixed) == (real_epochs, real):
             epochs, mixed, real = real_epochs, real, []
         if mixed:
-            lines.append(Line(record.label, WITH_POINTS, record.hue, epochs, mixed))
+            lines.append(Curve(record.label, WITH_POINTS, record.hue, epochs, mixed))
         if real:
-            lines.append(Line(record.label, REAL_ONLY, record.hue, real_epochs, real))
+            lines.append(Curve(record.label, REAL_ONLY, record.hue, real_epochs, real))
     if not lines:
         return [], ["No run logged the proxy task: no Fig. 2b."]
     return [fig2b(lines, _temperatures(records))], []
@@ -61,7 +61,7 @@ def false_negatives(records: Sequence[RunRecord]) -> Found:
         for key, kind in FALSE_SHARES.items():
             epochs, shares = curve(record.metrics, key)
             if shares:
-                lines.append(Line(record.label, kind, record.hue, epochs, shares))
+                lines.append(Curve(record.label, kind, record.hue, epochs, shares))
     if not lines:
         return [], ["No run logged false negatives, which takes labels: no Fig. 2c."]
     oracle = any(record.settings.get("oracle") is True for record in records)
@@ -75,9 +75,7 @@ def curve(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float], li
     A line of metrics.jsonl is one batch. From `EPOCHS_TO_AVERAGE` epochs on, a point is the mean of
     an epoch's lines, in its middle.
     """
-    lines = [
-        line for line in lines if (at := number(line.get("epoch"))) is not None and at >= 0
-    ]
+    lines = [line for line in lines if (at := number(line.get("epoch"))) is not None and at >= 0]
     if len({line["epoch"] for line in lines}) >= EPOCHS_TO_AVERAGE:
         points = [(epoch + 0.5, fmean(values)) for epoch, values in _by_epoch(lines, key)]
     else:

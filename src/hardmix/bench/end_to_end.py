@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hardmix.bench.jobs import SEED, Job, Row, Setup, Tell
+from hardmix.bench.jobs import SEED, BenchJob, Row, Setup, Tell
 from hardmix.bench.lightly_peer import LightlyViews
 from hardmix.bench.loader_speed import FLOW, LoaderSize, Views, data_name, pil_batches, small_size
 from hardmix.bench.official import OfficialViews
@@ -47,7 +47,7 @@ def label(size: StepSize) -> str:
     return f"{size.backbone}, batch {size.batch}, K {size.queue}"
 
 
-def plan(setup: Setup) -> list[Job]:
+def plan(setup: Setup) -> list[BenchJob]:
     """Peers, and MoCHi in each precision."""
     names = [n for n in variants(setup.precisions, setup.lightly) if not n.startswith("moco_")]
     size = TINY if setup.quick else EXAMPLE
@@ -57,7 +57,7 @@ def plan(setup: Setup) -> list[Job]:
         load = load._replace(workers=workers, batches=max(LEAST_STEPS, FLOW * workers))
     settings = {**setup.common, "variants": names, "size": size, "loader": load}
     return [
-        Job(
+        BenchJob(
             title="end to end",
             kind="end-to-end",
             settings=settings,

@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hardmix.bench import loss_speed
-from hardmix.bench.jobs import Job, Row, Setup, Tell
+from hardmix.bench.jobs import BenchJob, Row, Setup, Tell
 from hardmix.bench.loader_speed import jpeg_size, loader_job
-from hardmix.bench.loss_variants import Shape
+from hardmix.bench.loss_variants import LossShape
 from hardmix.bench.rounds import take_turns
 from hardmix.bench.step_speed import step_job
 from hardmix.bench.steps import TINY, StepSize
@@ -37,7 +37,7 @@ IMAGES = 8192
 """Of the runs with many processes; a quarter of them fill the queue."""
 
 
-def plan(setup: Setup) -> list[Job]:
+def plan(setup: Setup) -> list[BenchJob]:
     """One factor at a time."""
     rounds = min(MOST_ROUNDS, setup.rounds)
     counts = [number for number in (1, 2, 4, 8) if number <= setup.cores]
@@ -64,12 +64,12 @@ def plan(setup: Setup) -> list[Job]:
     ]
 
 
-def loss_items(setup: Setup) -> dict[str, Shape]:
+def loss_items(setup: Setup) -> dict[str, LossShape]:
     """One factor at a time from the base."""
     if setup.quick:
         return {"loss: K = 64": loss_speed.TINY}
     return {
-        f"loss: {factor} = {value}": Shape(*{**LOSS_BASE, factor: value}.values())
+        f"loss: {factor} = {value}": LossShape(*{**LOSS_BASE, factor: value}.values())
         for factor, values in LOSS_FACTORS.items()
         for value in values
     }
@@ -84,7 +84,7 @@ def step_items(setup: Setup) -> dict[str, StepSize]:
     return batches | sizes
 
 
-def processes_jobs(setup: Setup, rounds: int) -> list[Job]:
+def processes_jobs(setup: Setup, rounds: int) -> list[BenchJob]:
     """Training with 1, 2, ... processes, where each has a core or a GPU."""
     counts = [number for number in PROCESSES if number <= devices(setup)]
     if len(counts) < 2:
@@ -96,7 +96,9 @@ def processes_jobs(setup: Setup, rounds: int) -> list[Job]:
         "cores": setup.cores,
         "num_images": 512 if setup.quick else IMAGES,
     }
-    return [Job(title="processes", kind="processes", settings=settings, turns=settings["rounds"])]
+    return [
+        BenchJob(title="processes", kind="processes", settings=settings, turns=settings["rounds"])
+    ]
 
 
 def devices(setup: Setup) -> int:

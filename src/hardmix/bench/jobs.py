@@ -64,7 +64,7 @@ class Setup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class BenchJob:
     """One process: what it measures, and with which allocator."""
 
     title: str
@@ -76,7 +76,7 @@ class Job:
     allocator: str = "default"
 
 
-def run_job(job: Job, tell: Tell) -> list[Row]:
+def run_job(job: BenchJob, tell: Tell) -> list[Row]:
     """The job's rows, measured by a process of its own."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
     environment |= ALLOCATORS[job.allocator]

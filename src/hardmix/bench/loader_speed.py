@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from hardmix.bench.jobs import SEED, Job, Row, Setup, Tell
+from hardmix.bench.jobs import SEED, BenchJob, Row, Setup, Tell
 from hardmix.bench.official import OfficialViews
 from hardmix.bench.rounds import milliseconds, take_turns
 from hardmix.bench.test_images import photographs, repeated, small_data
@@ -68,7 +68,7 @@ def jpeg_size(setup: Setup, workers: int | None = None) -> LoaderSize:
     return LoaderSize("jpeg", setup.jpeg, 224, 32, batches, workers, NUM_GENERATED)
 
 
-def plan(setup: Setup) -> list[Job]:
+def plan(setup: Setup) -> list[BenchJob]:
     """Small images, and photographs."""
     photographs = jpeg_size(setup)
     name = f"photographs, {photographs.image_size} px"
@@ -76,11 +76,11 @@ def plan(setup: Setup) -> list[Job]:
     return [loader_job("loader", setup, items, setup.rounds)]
 
 
-def loader_job(title: str, setup: Setup, items: dict[str, LoaderSize], rounds: int) -> Job:
+def loader_job(title: str, setup: Setup, items: dict[str, LoaderSize], rounds: int) -> BenchJob:
     """A job of `measure`: these sizes, by name."""
     settings = {**setup.common, "rounds": rounds, "items": items}
     turns, allocator = rounds * len(items), setup.allocators[0]
-    return Job(title=title, kind="loader", settings=settings, turns=turns, allocator=allocator)
+    return BenchJob(title=title, kind="loader", settings=settings, turns=turns, allocator=allocator)
 
 
 def measure(settings: dict[str, Any], tell: Tell) -> list[Row]:

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardmix.bench.jobs import Job, Row, Setup, Tell
-from hardmix.bench.loss_variants import VARIANTS, Loss, Shape, embeddings
+from hardmix.bench.jobs import BenchJob, Row, Setup, Tell
+from hardmix.bench.loss_variants import VARIANTS, Loss, LossShape, embeddings
 from hardmix.bench.rounds import milliseconds, take_turns
 
 WARM_UPS = 4
-SMALL, LARGE = Shape(128, 16384, 1024, 1024, 128), Shape(256, 65536, 1024, 1024, 512)
+SMALL, LARGE = LossShape(128, 16384, 1024, 1024, 128), LossShape(256, 65536, 1024, 1024, 512)
 """Those of the paper's ImageNet-100 runs, and near its ImageNet-1k runs."""
-TINY = Shape(8, 64, 16, 16, 8)
+TINY = LossShape(8, 64, 16, 16, 8)
 """For --quick. Memory: runs every line once, so that what libraries set up is not counted."""
 
 
@@ -28,7 +28,7 @@ def label(shape: Sequence[int]) -> str:
     return f"{batch} x {negatives} ({', '.join(map(str, mochi))})"
 
 
-def shapes(setup: Setup) -> list[Shape]:
+def shapes(setup: Setup) -> list[LossShape]:
     """What the loss is measured at."""
     return [TINY] if setup.quick else [SMALL, LARGE]
 
@@ -38,7 +38,7 @@ def thread_counts(setup: Setup) -> list[int]:
     return sorted({1, min(2, setup.cores)}) if setup.device == "cpu" else [1]
 
 
-def plan(setup: Setup) -> list[Job]:
+def plan(setup: Setup) -> list[BenchJob]:
     """Every variant at every shape, once for each allocator."""
     variants = [name for name in VARIANTS if setup.lightly or name != "lightly"]
     items = {label(shape): shape for shape in shapes(setup)}
@@ -53,11 +53,11 @@ def loss_job(
     title: str,
     setup: Setup,
     variants: list[str],
-    items: dict[str, Shape],
+    items: dict[str, LossShape],
     rounds: int,
     threads: list[int],
     allocator: str,
-) -> Job:
+) -> BenchJob:
     """A job of `measure`: these variants at these shapes, by name."""
     settings = {
         **setup.common,
@@ -69,7 +69,7 @@ def loss_job(
         "judged_threads": threads[-1] if allocator == setup.allocators[0] else None,
     }
     turns = rounds * len(items) * len(threads)
-    return Job(title=title, kind="loss", settings=settings, turns=turns, allocator=allocator)
+    return BenchJob(title=title, kind="loss", settings=settings, turns=turns, allocator=allocator)
 
 
 def measure(settings: dict[str, Any], tell: Tell) -> list[Row]:
@@ -79,14 +79,14 @@ def measure(settings: dict[str, Any], tell: Tell) -> list[Row]:
         torch.set_num_threads(threads)
         for name, shape in settings["items"].items():
             torch.manual_seed(settings["seed"])
-            row = _measure_shape(name, Shape(*shape), settings, tell)
+            row = _measure_shape(name, LossShape(*shape), settings, tell)
             judged = threads == settings["judged_threads"]
             rows.append({**row, "allocator": settings["allocator"], "judged": judged})
     torch.set_num_threads(before)
     return rows
 
 
-def _measure_shape(name: str, shape: Shape, settings: dict[str, Any], tell: Tell) -> Row:
+def _measure_shape(name: str, shape: LossShape, settings: dict[str, Any], tell: Tell) -> Row:
     device = settings["device"]
     query, key, negatives = embeddings(shape, device)
     losses = {each: VARIANTS[each](shape, negatives) for each in settings["variants"]}

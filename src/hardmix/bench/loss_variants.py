@@ -20,7 +20,7 @@ DIM = 128
 TEMPERATURE = 0.2
 
 
-class Shape(NamedTuple):
+class LossShape(NamedTuple):
     """What is measured: batch, K, and MoCHi's N, s, s'."""
 
     batch: int
@@ -30,14 +30,14 @@ class Shape(NamedTuple):
     num_with_query: int
 
 
-TINY = Shape(8, 64, 16, 16, 8)
+TINY = LossShape(8, 64, 16, 16, 8)
 """Runs every line once, so that what libraries set up on first use is not counted as memory."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Raw query and key to the mean loss."""
 
 
-def plain_moco(_: Shape, negatives: Tensor) -> Loss:
+def plain_moco(_: LossShape, negatives: Tensor) -> Loss:
     """MoCo as it is usually written. Its layout, (dim, K) or (K, dim), made no difference."""
 
     def loss(query: Tensor, key: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def plain_moco(_: Shape, negatives: Tensor) -> Loss:
     return loss
 
 
-def materialised_mochi(shape: Shape, negatives: Tensor) -> Loss:
+def materialised_mochi(shape: LossShape, negatives: Tensor) -> Loss:
     """MoCHi as it is usually written: every synthetic point is a vector, detached."""
 
     def loss(query: Tensor, key: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def materialised_mochi(shape: Shape, negatives: Tensor) -> Loss:
     return loss
 
 
-def _pair_points(shape: Shape, negatives: Tensor, hardest: Tensor) -> Tensor:
+def _pair_points(shape: LossShape, negatives: Tensor, hardest: Tensor) -> Tensor:
     size, device = (len(hardest), shape.num_pairs), hardest.device
     first = torch.randint(shape.num_hardest, size, device=device)
     offset = torch.randint(1, shape.num_hardest, size, device=device)
@@ -78,7 +78,7 @@ def _pair_points(shape: Shape, negatives: Tensor, hardest: Tensor) -> Tensor:
     return normalize(alpha * left + (1 - alpha) * right, dim=-1)
 
 
-def _query_points(shape: Shape, negatives: Tensor, hardest: Tensor, query: Tensor) -> Tensor:
+def _query_points(shape: LossShape, negatives: Tensor, hardest: Tensor, query: Tensor) -> Tensor:
     size, device = (len(hardest), shape.num_with_query), hardest.device
     which = torch.randint(shape.num_hardest, size, device=device)
     beta = 0.5 * torch.rand(*size, 1, device=device)
@@ -90,7 +90,7 @@ def _label_zero(logits: Tensor) -> Tensor:
     return cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device))
 
 
-def lightly_bank(shape: Shape, negatives: Tensor) -> Loss:
+def lightly_bank(shape: LossShape, negatives: Tensor) -> Loss:
     """Plain MoCo by lightly. Unlike the others it copies the bank and enqueues in each call."""
     size = (shape.num_negatives, DIM)
     make = import_module("lightly.loss").NTXentLoss
@@ -99,19 +99,19 @@ def lightly_bank(shape: Shape, negatives: Tensor) -> Loss:
     return cast("Loss", loss)
 
 
-def hardmix_mochi(shape: Shape, negatives: Tensor) -> Loss:
+def hardmix_mochi(shape: LossShape, negatives: Tensor) -> Loss:
     """Ours."""
     mochi = MochiLoss(*shape[2:], temperature=TEMPERATURE)
     memory = MemoryQueue.prefilled(negatives)
     return lambda query, key: mochi(query, key, memory)
 
 
-def hardmix_moco(shape: Shape, negatives: Tensor) -> Loss:
+def hardmix_moco(shape: LossShape, negatives: Tensor) -> Loss:
     """Ours without synthetic points."""
     return hardmix_mochi(shape._replace(num_pairs=0, num_with_query=0), negatives)
 
 
-VARIANTS: dict[str, Callable[[Shape, Tensor], Loss]] = {
+VARIANTS: dict[str, Callable[[LossShape, Tensor], Loss]] = {
     "plain_moco": plain_moco,
     "materialised": materialised_mochi,
     "lightly": lightly_bank,
@@ -121,7 +121,7 @@ VARIANTS: dict[str, Callable[[Shape, Tensor], Loss]] = {
 
 
 def embeddings(
-    shape: Shape, device: str
+    shape: LossShape, device: str
 ) -> tuple[Float[Tensor, "batch dim"], Float[Tensor, "batch dim"], Float[Tensor, "K dim"]]:
     """Random query, key and unit negatives."""
     query = torch.randn(shape.batch, DIM, device=device, requires_grad=True)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from hardmix.bench import loss_speed, step_speed
-from hardmix.bench.jobs import Job, Row, Setup, Tell
-from hardmix.bench.loss_variants import VARIANTS, Shape, embeddings
+from hardmix.bench.jobs import BenchJob, Row, Setup, Tell
+from hardmix.bench.loss_variants import VARIANTS, LossShape, embeddings
 from hardmix.bench.rounds import paired_ratio
 from hardmix.bench.steps import TINY, StepSize, build_step, random_batch, variants
 
@@ -30,7 +30,7 @@ def can_measure(device: str) -> bool:
     return device == "cuda" or sys.platform == "linux"
 
 
-def plan(setup: Setup) -> list[Job]:
+def plan(setup: Setup) -> list[BenchJob]:
     """A process for each variant at each shape or size."""
     if not can_measure(setup.device):
         return []
@@ -54,10 +54,10 @@ def plan(setup: Setup) -> list[Job]:
     return jobs
 
 
-def _job(setup: Setup, kind: str, variant: str, setting: str, more: dict[str, Any]) -> Job:
+def _job(setup: Setup, kind: str, variant: str, setting: str, more: dict[str, Any]) -> BenchJob:
     what = kind.removesuffix("-memory")
     settings = {**setup.common, **more, "variant": variant, "setting": f"{what} {setting}"}
-    return Job(
+    return BenchJob(
         title=f"memory of {variant}, {what} {setting}", kind=kind, settings=settings, turns=1
     )
 
@@ -69,7 +69,7 @@ def measure_loss(settings: dict[str, Any], tell: Tell) -> list[Row]:
     torch.manual_seed(settings["seed"])
     query, key, negatives = embeddings(loss_speed.TINY, device)
     make(loss_speed.TINY, negatives)(query, key).backward()
-    shape = Shape(*settings["shape"])
+    shape = LossShape(*settings["shape"])
     query, key, negatives = embeddings(shape, device)
     variant = make(shape, negatives)
     return [_row(settings, peak_mb(lambda: variant(query, key).backward(), device), tell)]

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hardmix.bench.jobs import Job, Row, Setup, Tell
+from hardmix.bench.jobs import BenchJob, Row, Setup, Tell
 from hardmix.bench.rounds import Block, milliseconds, summary, take_turns
 
 FIRST_STEP, HELP = "hardmix pretrain demo, to its first step", "hardmix --help"
@@ -23,11 +23,11 @@ LONGEST = 300.0
 POLL = 0.01
 
 
-def plan(setup: Setup) -> list[Job]:
+def plan(setup: Setup) -> list[BenchJob]:
     """One job."""
     rounds = 1 if setup.quick else min(MOST_ROUNDS, setup.rounds)
     settings = {**setup.common, "rounds": rounds, "quick": setup.quick}
-    return [Job(title="start", kind="start", settings=settings, turns=rounds)]
+    return [BenchJob(title="start", kind="start", settings=settings, turns=rounds)]
 
 
 def measure(settings: dict[str, Any], tell: Tell) -> list[Row]:

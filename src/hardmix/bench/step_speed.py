@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hardmix.bench.jobs import Job, Row, Setup, Tell
+from hardmix.bench.jobs import BenchJob, Row, Setup, Tell
 from hardmix.bench.rounds import milliseconds, take_turns
 from hardmix.bench.steps import (
     TINY,
@@ -38,7 +38,7 @@ def sizes(setup: Setup) -> list[StepSize]:
     return [TINY] if setup.quick else [RESNET18, RESNET50]
 
 
-def plan(setup: Setup) -> list[Job]:
+def plan(setup: Setup) -> list[BenchJob]:
     """Every variant at every size."""
     names = variants(setup.precisions, setup.lightly)
     names += like_the_peers(names)
@@ -48,11 +48,11 @@ def plan(setup: Setup) -> list[Job]:
 
 def step_job(
     title: str, setup: Setup, names: list[str], items: dict[str, StepSize], rounds: int
-) -> Job:
+) -> BenchJob:
     """A job of `measure`: these variants at these sizes, by name."""
     settings = {**setup.common, "rounds": rounds, "variants": names, "items": items}
     turns, allocator = rounds * len(items), setup.allocators[0]
-    return Job(title=title, kind="step", settings=settings, turns=turns, allocator=allocator)
+    return BenchJob(title=title, kind="step", settings=settings, turns=turns, allocator=allocator)
 
 
 def measure(settings: dict[str, Any], tell: Tell) -> list[Row]:

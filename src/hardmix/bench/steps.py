@@ -28,9 +28,9 @@ from hardmix.settings.config import (
     TrainConfig,
 )
 from hardmix.settings.methods import MethodName
-from hardmix.training.step import take_step
 from hardmix.training.setup import Own, prepare
 from hardmix.training.state import Training
+from hardmix.training.step import take_step
 
 
 class StepSize(NamedTuple):

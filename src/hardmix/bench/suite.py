@@ -19,7 +19,7 @@ from hardmix.bench import (
 )
 from hardmix.bench.choices import PARTS, QUICK_ROUNDS, BenchOptions
 from hardmix.bench.circumstances import available_cores, circumstances, load_average
-from hardmix.bench.jobs import Job, Row, Setup, Tell, run_job
+from hardmix.bench.jobs import BenchJob, Row, Setup, Tell, run_job
 from hardmix.bench.limits import judge
 from hardmix.bench.speed_tables import (
     Table,
@@ -34,7 +34,7 @@ from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import progress, say, table
 from hardmix.runtime.device import choose_compute
 
-PLANS: dict[str, Callable[[Setup], list[Job]]] = {
+PLANS: dict[str, Callable[[Setup], list[BenchJob]]] = {
     "loss": loss_speed.plan,
     "step": step_speed.plan,
     "loader": loader_speed.plan,
@@ -45,10 +45,10 @@ PLANS: dict[str, Callable[[Setup], list[Job]]] = {
 }
 """By the names of `options.PartName`."""
 
-RunJob = Callable[[Job, Tell], list[Row]]
+RunBenchJob = Callable[[BenchJob, Tell], list[Row]]
 
 
-def bench(options: BenchOptions, run: RunJob = run_job) -> dict[str, Any]:
+def bench(options: BenchOptions, run: RunBenchJob = run_job) -> dict[str, Any]:
     """Measure what was asked for; returns what is written to `options.out`."""
     setup = prepare_setup(options)
     began = time.perf_counter()
@@ -99,7 +99,7 @@ def prepare_setup(options: BenchOptions) -> Setup:
     )
 
 
-def measure_part(name: str, setup: Setup, run: RunJob) -> list[Row]:
+def measure_part(name: str, setup: Setup, run: RunBenchJob) -> list[Row]:
     """All jobs of a part, with progress and the time they will still take."""
     jobs = PLANS[name](setup)
     rows: list[Row] = []

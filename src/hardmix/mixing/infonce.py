@@ -127,7 +127,7 @@ class _InfoNCE(torch.autograd.Function):
             if probability is not None:
                 torch.div(terms, total.unsqueeze(1), out=probability[rows])
             if direction is not None:
-                pull = _pull(terms, extra[:, 1:], some, query[rows], key[rows], negatives)
+                pull = _gradient_sum(terms, extra[:, 1:], some, query[rows], key[rows], negatives)
                 torch.div(pull, total.unsqueeze(1), out=direction[rows])
             del terms, space  # before the next chunk's are made
         if direction is not None:
@@ -176,7 +176,7 @@ def _terms(
     return terms, extra.sub_(highest.unsqueeze(1)).exp2_(), ahead
 
 
-def _pull(
+def _gradient_sum(
     terms: Tensor,
     point_terms: Tensor,
     points: Points | None,

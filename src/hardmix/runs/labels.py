@@ -5,7 +5,6 @@ Settings are plain values by their dotted names, as recorded: they may be of any
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from hardmix.settings.facts import SettingFacts, facts_of
@@ -28,7 +27,7 @@ def own_facts(settings: Mapping[str, Any]) -> dict[str, SettingFacts]:
     facts = _method_facts(settings)
     if facts is None or facts.options is None:
         return {}
-    return {f"{settings['method']}.{name}": each for name, each in _facts(facts.options).items()}
+    return {f"{settings['method']}.{name}": each for name, each in facts_of(facts.options).items()}
 
 
 def known_settings(settings: Mapping[str, Any]) -> set[str]:
@@ -62,9 +61,7 @@ def label_runs(
     settings tell nothing apart: a label of several seeds is without them.
     """
     known = [{k: v for k, v in each.items() if k not in pooled} for each in settings]
-    titles = [
-        method_title(each) if each else name for each, name in zip(known, names, strict=True)
-    ]
+    titles = [method_title(each) if each else name for each, name in zip(known, names, strict=True)]
     labels = tell_apart(titles, known)
     count = Counter(labels)
     return [
@@ -98,8 +95,3 @@ def tell_apart(labels: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> 
 def _method_facts(settings: Mapping[str, Any]) -> MethodFacts | None:
     method = settings.get("method")
     return METHOD_FACTS.get(method) if isinstance(method, str) else None
-
-
-@cache
-def _facts(options: type) -> dict[str, SettingFacts]:
-    return facts_of(options)

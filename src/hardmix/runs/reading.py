@@ -67,9 +67,7 @@ def read_runs(paths: Sequence[Path | str]) -> list[RunRecord]:
     """Every run once, in the order given, with names and labels that tell them apart."""
     unique = list({os.path.realpath(path): Path(path) for path in paths}.values())
     names = short_names(unique)
-    return side_by_side(
-        [read_run(path, name) for path, name in zip(unique, names, strict=True)]
-    )
+    return side_by_side([read_run(path, name) for path, name in zip(unique, names, strict=True)])
 
 
 def side_by_side(records: Sequence[RunRecord]) -> list[RunRecord]:
@@ -235,9 +233,7 @@ def _unknown_settings(name: str, settings: dict[str, Any]) -> list[str]:
     free = {each for each, facts in own_facts(settings).items() if not facts.identity}
     unknown = sorted(settings.keys() - known)
     absent = sorted(
-        each
-        for each in known - settings.keys() - MAY_DIFFER - free
-        if method_uses(settings, each)
+        each for each in known - settings.keys() - MAY_DIFFER - free if method_uses(settings, each)
     )
     sentences = []
     if unknown:

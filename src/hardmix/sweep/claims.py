@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Literal
 
 from hardmix.analysis.hardness import half_holders
-from hardmix.analysis.records import Record, epoch_means, read_records
+from hardmix.analysis.over_training import epoch_means
 from hardmix.evaluation.accuracy import mean_and_deviation
-from hardmix.report.grouping import difference
-from hardmix.runs.folder import Run
+from hardmix.report.gains import difference
+from hardmix.runs.reading import RunRecord
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.sweep.grids import BEST
 from hardmix.sweep.planning import SweepOptions, make_plan
-from hardmix.sweep.results import Line, collect
+from hardmix.sweep.results import TableRow, collect
 
 Verdict = Literal["seen", "seen in part", "not seen", "cannot be judged"]
 
@@ -51,30 +51,26 @@ class Evidence:
     """The rows of a folder by label, with their values by measure and the records of their runs."""
 
     def __init__(self, options: SweepOptions) -> None:
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, TableRow] = {}
         self._values: dict[tuple[str, str], list[float]] = {}
-        self._records: dict[str, list[Record]] = {}
         for grid in JUDGED:
             result = collect(make_plan(replace(options, grid=grid, only=(), index=None)))
             for line in result.lines:
                 if line.runs:
                     self.lines[line.row.label] = line
                 for measure, cell in zip(result.measures, line.cells, strict=True):
-                    self._values[line.row.label, measure.title] = list(cell.values.values())
+                    self._values[line.row.label, measure.id] = list(cell.values.values())
 
     def values(self, label: str, measure: str) -> list[float]:
         """By seed; "linear" is the scale's own protocol."""
         if measure == "linear":
-            full = self._values.get((label, "linear top-1"))
-            return full or self._values.get((label, "linear probe top-1"), [])
+            full = self._values.get((label, "linear"))
+            return full or self._values.get((label, "linear-cached"), [])
         return self._values.get((label, measure), [])
 
-    def records(self, label: str) -> list[Record]:
+    def records(self, label: str) -> list[RunRecord]:
         """The finished runs of a row."""
-        if label not in self._records:
-            runs = self.lines[label].runs if label in self.lines else []
-            self._records[label] = read_records([Run(path) for path in runs])[0]
-        return self._records[label]
+        return self.lines[label].runs if label in self.lines else []
 
     def by_epoch(self, label: str, key: str) -> list[list[float]]:
         """A share of metrics.jsonl in percent: for every run its means by epoch."""
@@ -231,7 +227,8 @@ def _uniformity(evidence: Evidence) -> Judgement:
 
 
 def _softmax(evidence: Evidence) -> Judgement:
-    labels = [label for label in evidence.lines if "softmax-sampled" in label]
+    sampled = "softmax-sampled"
+    labels = [k for k, row in evidence.lines.items() if row.config.mix.strategy == sampled]
     parts = [evidence.compare(label, MOCHI) for label in labels]
     shown = "; ".join(text for _, text in parts) or "no softmax-sampled run"
     signs = [sign for sign, _ in parts if sign is not None]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hardmix.report.reading import read_json
 from hardmix.runs.folder import Run
+from hardmix.runs.reading import number, read_metrics, read_settings
 from hardmix.runtime.console import say, table
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.recipes import RECIPES
@@ -43,23 +43,20 @@ def measure_speed(plan: Plan) -> Speed:
     found: dict[str, list[float]] = {}
     for file in sorted(plan.options.out.glob("runs/*/config.json")):
         run = Run(file.parent)
-        rates = [line["images_per_second"] for line in run.metrics() if "images_per_second" in line]
-        if not rates:
-            continue
-        try:
-            method = str(read_json(file)["method"])  # the whole config takes a hundred times longer
-        except (OSError, ValueError, LookupError, TypeError):  # said when its turn comes, not here
-            continue
-        found.setdefault(method, []).append(statistics.median(rates))
+        lines = read_metrics(run, run.path.name, [])
+        rates = [rate for line in lines if (rate := number(line.get("images_per_second")))]
+        method = read_settings(run).get("method")  # what is wrong is said when its turn comes
+        if rates and isinstance(method, str):
+            found.setdefault(method, []).append(statistics.median(rates))
     if not found:
         recipe = config_of(plan.rows[0], plan.options, 0).recipe
         cost = RECIPES[recipe].cost
         guess = IMAGES_PER_SECOND[recipe]
         return Speed({}, guess, f"a guess of {guess:.0f} images/s (the recipe's cost: {cost})")
     means = {method: statistics.fmean(rates) for method, rates in found.items()}
-    number = sum(map(len, found.values()))
+    count = sum(map(len, found.values()))
     usual = statistics.fmean(means.values())
-    source = f"measured in {number} run{'s' * (number != 1)} there, {usual:.0f} images/s"
+    source = f"measured in {count} run{'s' * (count != 1)} there, {usual:.0f} images/s"
     return Speed(means, usual, source)
 
 
@@ -110,9 +107,9 @@ def show_plan(plan: Plan) -> None:
     rows = [_describe(row, plan, jobs, speed) for row in plan.rows]
     title = f"{options.grid} at the scale {options.scale}, {len(jobs)} runs"
     table(title, ["row", "(N, s, s')", "K", "epochs", "runs", "training"], rows)
-    number, parts = share_of(options.index)
+    part, parts = share_of(options.index)
     if parts > 1:
-        say(f"This process does part {number} of {parts}: {len(plan.own)} of {len(jobs)} runs.")
+        say(f"This process does part {part} of {parts}: {len(plan.own)} of {len(jobs)} runs.")
     total = in_words(seconds_of(plan.own, plan, speed))
     say(f"Estimated time: {total} of training, {speed.source}; evaluations come on top.")
 
@@ -133,7 +130,7 @@ def _describe(row: Row, plan: Plan, jobs: dict[str, Job], speed: Speed) -> list[
     epochs = str(configs[0].train.last_epoch)
     if configs[0].train.stop_epoch is not None:
         epochs += f" of {configs[0].train.epochs}"
-    runs = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
+    runs = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     return [
         row.label,
         *shown_mix(row, configs[0]),

@@ -9,8 +9,8 @@ from hardmix.analysis.embedding import measure_run
 from hardmix.evaluation.all_evaluations import EVALUATIONS
 from hardmix.evaluation.detection import detect
 from hardmix.evaluation.linear import cached_protocol
-from hardmix.report.reading import read_json
 from hardmix.runs.folder import Run
+from hardmix.runs.reading import RunRecord
 from hardmix.settings.config import DataConfig
 from hardmix.settings.detection_options import SCHEDULES, DetectionConfig
 from hardmix.settings.evaluation_options import KnnOptions, LinearOptions
@@ -27,22 +27,18 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
 have evaluated the run otherwise by hand."""
 
 
-def is_present(run: Run, name: str) -> bool:
+def is_present(record: RunRecord, name: str) -> bool:
     """Whether the run has this result, by the protocol of sweeps and on its own images."""
-    try:
-        result = read_json(run.results / f"{name}.json")
-    except (OSError, ValueError):
-        return False
-    if not isinstance(result, dict):
+    result = record.results.get(name)
+    if result is None:
         return False
     if name not in PROTOCOLS:
         return True
-    config = run.config()
     wanted = dict(PROTOCOLS[name])
     if name == "linear":
-        wanted["protocol"] = f"preset {config.recipe}"
-    if config.data.name is not None:
-        wanted["data"] = config.data.name
+        wanted["protocol"] = f"preset {record.settings['recipe']}"
+    if record.settings["data.name"] is not None:
+        wanted["data"] = record.settings["data.name"]
     return all(result.get(key) == value for key, value in wanted.items())
 
 

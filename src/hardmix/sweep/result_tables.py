@@ -12,7 +12,7 @@ from hardmix.runs.folder import versions
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say, table
 from hardmix.sweep.estimates import shown_mix
-from hardmix.sweep.results import Cell, Line, Measure, SweepResult
+from hardmix.sweep.results import Measure, SweepResult, TableCell, TableRow
 from hardmix.sweep.sweep_folder import sweep_command
 
 LATEX = {
@@ -91,7 +91,7 @@ def as_json(result: SweepResult) -> str:
         {
             "label": line.row.label,
             **_setting(line),
-            "runs": [path.name for path in line.runs],
+            "runs": [record.run.path.name for record in line.runs],
             "results": {
                 measure.title: _cell_facts(cell)
                 for measure, cell in zip(result.measures, line.cells, strict=True)
@@ -148,7 +148,7 @@ def escape(text: str) -> str:
     return "".join(LATEX.get(letter, letter) for letter in text)
 
 
-def mean_text(cell: Cell, measure: Measure) -> str:
+def mean_text(cell: TableCell, measure: Measure) -> str:
     """Mean and deviation over seeds; a single seed has none."""
     if cell.mean is None:
         return "-"
@@ -157,10 +157,10 @@ def mean_text(cell: Cell, measure: Measure) -> str:
     return f"{cell.mean:.{digits}f}{spread}"
 
 
-def gain_text(cell: Cell, measure: Measure) -> str:
+def gain_text(cell: TableCell, measure: Measure) -> str:
     """Points over MoCo-v2 with the standard error of the difference."""
     if cell.gain.points is None:
-        return "base" if cell.gain.word == "baseline" else "-"
+        return "base" if cell.gain.id == "baseline" else "-"
     digits = 2 if measure.percent else 3
     error = "" if cell.gain.error is None else f" ± {cell.gain.error:.{digits}f}"
     return f"{cell.gain.points:+.{digits}f}{error}"
@@ -171,7 +171,7 @@ def gain_title(measure: Measure) -> str:
     return "gain" if measure.percent else "change"
 
 
-def paper_text(cell: Cell) -> str:
+def paper_text(cell: TableCell) -> str:
     """As the paper prints it."""
     paper = cell.paper
     if paper.value is None:
@@ -179,12 +179,12 @@ def paper_text(cell: Cell) -> str:
     return f"{paper.value:.1f}" + ("" if paper.std is None else f" ± {paper.std:.1f}")
 
 
-def paper_gain_text(cell: Cell) -> str:
+def paper_gain_text(cell: TableCell) -> str:
     """As printed, or the difference of two printed numbers."""
     return "-" if cell.paper.gain is None else f"{cell.paper.gain:+.1f}"
 
 
-def seeds_text(line: Line, result: SweepResult) -> str:
+def seeds_text(line: TableRow, result: SweepResult) -> str:
     """Finished seeds, of those asked for."""
     return f"{len(line.runs)}/{result.options.seeds}"
 
@@ -194,7 +194,7 @@ def _has_paper(result: SweepResult, number: int) -> bool:
     return any(paper.place for paper in papers)
 
 
-def _setting(line: Line) -> dict[str, Any]:
+def _setting(line: TableRow) -> dict[str, Any]:
     """As trained; None where the method has no such setting."""
     mixes, config = line.row.method == "mochi", line.config
     return {
@@ -207,7 +207,7 @@ def _setting(line: Line) -> dict[str, Any]:
     }
 
 
-def _cell_facts(cell: Cell) -> dict[str, Any]:
+def _cell_facts(cell: TableCell) -> dict[str, Any]:
     return {
         "values": {str(seed): value for seed, value in cell.values.items()},
         "mean": cell.mean,

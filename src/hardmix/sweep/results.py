@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hardmix.analysis.records import epoch_means
+from hardmix.analysis.over_training import epoch_means
 from hardmix.evaluation.accuracy import mean_and_deviation
 from hardmix.paper.numbers import PLACES, PaperRow
-from hardmix.report.grouping import Gain, difference
-from hardmix.report.reading import number, read_json
+from hardmix.report.gains import Gain, difference
 from hardmix.runs.folder import Run
+from hardmix.runs.reading import RunRecord, number, read_run
 from hardmix.settings.config import PretrainConfig
 from hardmix.sweep.estimates import state_of
 from hardmix.sweep.evaluating import is_present
@@ -24,6 +24,8 @@ from hardmix.sweep.scales import comparable, describe_scale
 class Measure:
     """A number of a result file, and where the paper has it."""
 
+    id: str
+    """What it is joined by; titles are only shown."""
     title: str
     file: str
     """Result file; "metrics" is metrics.jsonl, of whose last epoch the mean is taken."""
@@ -45,7 +47,7 @@ class PaperNumber:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A row in one measure; shares are in percent."""
 
     values: dict[int, float]
@@ -68,14 +70,14 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Line:
+class TableRow:
     """A row with its runs and what they show."""
 
     row: Row
     config: PretrainConfig
-    runs: list[Path]
+    runs: list[RunRecord]
     """Finished ones."""
-    cells: list[Cell]
+    cells: list[TableCell]
     """One for each of the result's measures."""
 
 
@@ -90,18 +92,19 @@ class SweepResult:
     sentences: list[str]
     """How the scale changed the paper's settings, and which rows became one."""
     measures: list[Measure]
-    lines: list[Line]
+    lines: list[TableRow]
 
     @property
     def runs(self) -> list[Path]:
         """Every finished run once."""
-        return list(dict.fromkeys(path for line in self.lines for path in line.runs))
+        return list(dict.fromkeys(run.run.path for line in self.lines for run in line.runs))
 
 
 def _detection(file: str, metric: str, task: str, name: str, words: str) -> list[Measure]:
     paper = {"ap": "", "ap50": "50", "ap75": "75"}
     return [
         Measure(
+            f"{file}/{metric}/{key}",
             f"{words} AP{end}",
             file,
             ("metrics", metric, key, "mean"),
@@ -112,18 +115,23 @@ def _detection(file: str, metric: str, task: str, name: str, words: str) -> list
 
 
 MEASURES: list[Measure] = [
-    Measure("proxy accuracy", "metrics", ("proxy_accuracy",)),
-    Measure("proxy accuracy, synthetic points too", "metrics", ("proxy_accuracy_mixed",)),
-    Measure("linear top-1", "linear", ("top1",), ("linear", "top1")),
-    Measure("linear probe top-1", "linear-cached", ("top1",), ("linear", "top1")),
-    Measure("k-NN top-1", "knn", ("top1",)),
+    Measure("proxy_accuracy", "proxy accuracy", "metrics", ("proxy_accuracy",)),
+    Measure(
+        "proxy_accuracy_mixed",
+        "proxy accuracy, synthetic points too",
+        "metrics",
+        ("proxy_accuracy_mixed",),
+    ),
+    Measure("linear", "linear top-1", "linear", ("top1",), ("linear", "top1")),
+    Measure("linear-cached", "linear probe top-1", "linear-cached", ("top1",), ("linear", "top1")),
+    Measure("knn", "k-NN top-1", "knn", ("top1",)),
     *_detection("detection-voc-24k", "VOC07 11-point", "voc_detection", "AP", "VOC"),
     *_detection("detection-coco-1x", "COCO box", "coco_detection", "APbb", "COCO 1x box"),
     *_detection("detection-coco-1x", "COCO mask", "coco_segmentation", "APmk", "COCO 1x mask"),
     *_detection("detection-coco-2x", "COCO box", "", "", "COCO 2x box"),
     *_detection("detection-coco-2x", "COCO mask", "", "", "COCO 2x mask"),
-    Measure("alignment", "embedding", ("alignment",), percent=False),
-    Measure("uniformity", "embedding", ("uniformity",), percent=False),
+    Measure("alignment", "alignment", "embedding", ("alignment",), percent=False),
+    Measure("uniformity", "uniformity", "embedding", ("uniformity",), percent=False),
 ]
 """Losses of App. A have Wang and Isola's sign: lower is better."""
 
@@ -144,7 +152,7 @@ def collect(plan: Plan) -> SweepResult:
         base = baseline_of(row, grid.rows)
         theirs = found[base.label][1] if base is not None else None
         cells = [
-            Cell(
+            TableCell(
                 values[each],
                 _gain(row, base, values[each], theirs[each] if theirs else None),
                 "" if base is None or base == row else base.label,
@@ -152,7 +160,7 @@ def collect(plan: Plan) -> SweepResult:
             )
             for each, measure in enumerate(measures)
         ]
-        lines.append(Line(row, config_of(row, options, options.first_seed), runs, cells))
+        lines.append(TableRow(row, config_of(row, options, options.first_seed), runs, cells))
     fits, statement = comparable(options.scale)
     sentences = [
         *describe_scale(grid.rows[0], options.scale, options.epochs, options.temperature),
@@ -163,29 +171,29 @@ def collect(plan: Plan) -> SweepResult:
 
 def _read(
     row: Row, plan: Plan, measures: Sequence[Measure]
-) -> tuple[list[Path], list[dict[int, float]]]:
+) -> tuple[list[RunRecord], list[dict[int, float]]]:
     """Finished runs of a row, and for every measure its values by seed."""
-    runs: list[Path] = []
+    runs: list[RunRecord] = []
     values: list[dict[int, float]] = [{} for _ in measures]
     for seed in plan.options.every_seed:
         run = Run(plan.folder(run_name(config_of(row, plan.options, seed))))
         if state_of(run) != "finished":
             continue
-        runs.append(run.path)
+        runs.append(read_run(run.path))
         for cell, measure in zip(values, measures, strict=True):
-            value = _value(run, measure)
+            value = _value(runs[-1], measure)
             if value is not None:
                 cell[seed] = 100 * value if measure.percent else value
     return runs, values
 
 
-def _value(run: Run, measure: Measure) -> float | None:
+def _value(record: RunRecord, measure: Measure) -> float | None:
     if measure.file == "metrics":
-        means = epoch_means(run.metrics(), measure.path[0])
+        means = epoch_means(record.metrics, measure.path[0])
         return means[-1] if means else None
-    if not is_present(run, measure.file):
+    if not is_present(record, measure.file):
         return None
-    inside: Any = read_json(run.results / f"{measure.file}.json")
+    inside: Any = record.results[measure.file]
     for name in measure.path:
         inside = inside.get(name) if isinstance(inside, Mapping) else None
     return number(inside)
@@ -195,11 +203,11 @@ def _gain(
     row: Row, base: Row | None, ours: Mapping[int, float], theirs: Mapping[int, float] | None
 ) -> Gain:
     if base == row:
-        return Gain(None, None, "baseline")
+        return Gain("baseline", "baseline")
     if base is None:
-        return Gain(None, None, "the grid has no MoCo-v2 row with this K and length")
+        return Gain("no-baseline", "the grid has no MoCo-v2 row with this K and length")
     if not ours or not theirs:
-        return Gain(None, None, "not evaluated yet")
+        return Gain("not-evaluated", "not evaluated yet")
     return difference(list(ours.values()), list(theirs.values()))
 
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hardmix.analysis.analyze import compare
-from hardmix.analysis.figures import save
+from hardmix.analysis.figures.picture import save
 from hardmix.errors import InputError, LockedError, UnfinishedError
 from hardmix.report.page import write_report
 from hardmix.runs.folder import Run
+from hardmix.runs.reading import read_run, read_runs
 from hardmix.runtime.atomic_files import locked_folder, write_atomically
 from hardmix.runtime.console import say, warn
 from hardmix.runtime.signals import StopRequest, listening
@@ -108,9 +109,10 @@ def run_job(job: Job, plan: Plan, stop: StopRequest) -> list[Failure] | None:
         with locked_folder(plan.options.out / ".claims" / job.name):
             clear_failures(job, plan)
             run = train(job, plan)
+            record = read_run(run.path)
             for name in job.evaluations:
                 pause(stop)
-                if is_present(run, name):
+                if is_present(record, name):
                     continue
                 try:
                     evaluate(run, name, plan.options)
@@ -210,7 +212,7 @@ def tell(plan: Plan, outcome: Outcome) -> None:
 def draw(plan: Plan, runs: list[Path]) -> None:
     """DIR/figures and DIR/report.html; what cannot be drawn is said."""
     out = plan.options.out
-    pictures, missing = compare([Run(path) for path in runs])
+    pictures, missing = compare(read_runs(runs))
     for picture in pictures:
         save(picture, out / "figures")
     for sentence in missing[:SAID]:

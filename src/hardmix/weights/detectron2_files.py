@@ -20,7 +20,7 @@ PLUG_IN_FILE = "hardmix_detectron2.py"
 """Its name must be one that Python can import."""
 
 
-class Shape(NamedTuple):
+class ResNetShape(NamedTuple):
     """What detectron2's MODEL.RESNETS must say to build a ResNet of torchvision."""
 
     depth: int
@@ -30,17 +30,17 @@ class Shape(NamedTuple):
     """Channels of the first stage: 64 where the blocks have two convolutions, not three."""
 
 
-SHAPES: dict[str, Shape] = {
-    "resnet18": Shape(18, first_stage=64),
-    "resnet34": Shape(34, first_stage=64),
-    "resnet50": Shape(50),
-    "resnet101": Shape(101),
-    "resnet152": Shape(152),
-    "wide_resnet50_2": Shape(50, group_width=128),
-    "wide_resnet101_2": Shape(101, group_width=128),
-    "resnext50_32x4d": Shape(50, groups=32, group_width=4),
-    "resnext101_32x8d": Shape(101, groups=32, group_width=8),
-    "resnext101_64x4d": Shape(101, groups=64, group_width=4),
+SHAPES: dict[str, ResNetShape] = {
+    "resnet18": ResNetShape(18, first_stage=64),
+    "resnet34": ResNetShape(34, first_stage=64),
+    "resnet50": ResNetShape(50),
+    "resnet101": ResNetShape(101),
+    "resnet152": ResNetShape(152),
+    "wide_resnet50_2": ResNetShape(50, group_width=128),
+    "wide_resnet101_2": ResNetShape(101, group_width=128),
+    "resnext50_32x4d": ResNetShape(50, groups=32, group_width=4),
+    "resnext101_32x8d": ResNetShape(101, groups=32, group_width=8),
+    "resnext101_64x4d": ResNetShape(101, groups=64, group_width=4),
 }
 """Backbones that detectron2 can build; the paper's is resnet50."""
 

@@ -33,7 +33,7 @@ _MARKER = {REAL_ONLY: "^", ONE_PARENT: "^", BOTH_PARENTS: "s", QUERY_PARENT: "D"
 """The paper's: triangles and squares in Fig. 2b and 2c; the lines it is about have none."""
 
 
-class Line(NamedTuple):
+class Curve(NamedTuple):
     """One line of a figure over training."""
 
     run: str
@@ -103,7 +103,7 @@ def fig2a(runs: Sequence[tuple[str, Sequence[Ranks]]]) -> Picture:
     return Picture("fig2a", title, caption, numbers, f)
 
 
-def fig2b(lines: Sequence[Line], note: str = "") -> Picture:
+def fig2b(lines: Sequence[Curve], note: str = "") -> Picture:
     """Fig. 2b and App. B.1's figure: accuracy on the proxy task over training."""
     caption = (
         "Share of queries whose key is more similar than every negative. Lines with triangles leave"
@@ -114,7 +114,7 @@ def fig2b(lines: Sequence[Line], note: str = "") -> Picture:
     )
 
 
-def fig2c(lines: Sequence[Line], note: str = "") -> Picture:
+def fig2c(lines: Sequence[Curve], note: str = "") -> Picture:
     """Fig. 2c: false negatives among the highest negatives, and synthetic points made of them."""
     caption = (
         "Lines without markers: share of the 1024 highest negatives (all, if the queue is shorter)"
@@ -169,7 +169,7 @@ def similarity_histograms(label: str, kinds: Sequence[tuple[str, Sequence[Histog
 
 
 def _over_training(
-    name: str, title: str, caption: str, y_label: str, lines: Sequence[Line]
+    name: str, title: str, caption: str, y_label: str, lines: Sequence[Curve]
 ) -> Picture:
     from matplotlib.lines import Line2D
 

@@ -26,7 +26,7 @@ from hardmix.evaluation.detection.samples import (
 Json = dict[str, Any]
 
 
-class _Object(NamedTuple):
+class _CocoObject(NamedTuple):
     number: int
     box: tuple[float, float, float, float]
     crowd: bool
@@ -108,7 +108,7 @@ def _read(content: Json, file: Path, folder: Path) -> DetectionSet:
     records = sorted(content["images"], key=lambda record: int(record["id"]))
     _check_images(records, folder)
     sizes = {int(record["id"]): (record["height"], record["width"]) for record in records}
-    objects: dict[int, list[_Object]] = {image: [] for image in sizes}
+    objects: dict[int, list[_CocoObject]] = {image: [] for image in sizes}
     dropped = []
     for entry in content["annotations"]:
         try:
@@ -134,7 +134,7 @@ def _check_images(records: list[Json], folder: Path) -> None:
         )
 
 
-def _object(entry: Json, height: int, width: int, numbers: dict[int, int]) -> _Object:
+def _object(entry: Json, height: int, width: int, numbers: dict[int, int]) -> _CocoObject:
     if entry["category_id"] not in numbers:
         raise InputError(
             f"data.root: annotation {entry['id']} has category_id={entry['category_id']}, which is"
@@ -147,7 +147,7 @@ def _object(entry: Json, height: int, width: int, numbers: dict[int, int]) -> _O
         raise _InvalidObjectError(
             f"the box {entry['bbox']} is outside the {width} x {height} image"
         )
-    return _Object(
+    return _CocoObject(
         numbers[entry["category_id"]],
         (x, y, x + wide, y + high),
         bool(entry.get("iscrowd", 0)),
@@ -170,7 +170,7 @@ def _mask(segmentation: Any, height: int, width: int) -> Mask:
     return tuple(np.array(flat, dtype=np.float64).reshape(-1, 2) for flat in polygons)
 
 
-def _image(record: Json, folder: Path, objects: list[_Object]) -> DetectionImage:
+def _image(record: Json, folder: Path, objects: list[_CocoObject]) -> DetectionImage:
     return DetectionImage(
         int(record["id"]),
         str(folder / record["file_name"]),

@@ -35,7 +35,7 @@ VOC_CLASSES = (
 _FOLDERS = ("Annotations", "ImageSets/Main", "JPEGImages")
 
 
-class _Object(NamedTuple):
+class _VocObject(NamedTuple):
     name: str
     corners: tuple[float, float, float, float]
     """As in the file: xmin, ymin, xmax, ymax, the pixels counted from 1 and all of them inside."""
@@ -47,7 +47,7 @@ class _Annotation(NamedTuple):
     path: str
     height: int
     width: int
-    objects: list[_Object]
+    objects: list[_VocObject]
 
 
 def open_voc(root: Path) -> DetectionSplits:
@@ -148,10 +148,10 @@ def _annotation(root: Path, name: str, image: str) -> _Annotation:
     return _Annotation(name, str(root / "JPEGImages" / image), height, width, objects)
 
 
-def _object(element: ElementTree.Element) -> _Object:
+def _object(element: ElementTree.Element) -> _VocObject:
     corners = [float(_text(element, f"bndbox/{key}")) for key in ("xmin", "ymin", "xmax", "ymax")]
     difficult = (element.findtext("difficult") or "0").strip()
-    return _Object(
+    return _VocObject(
         _text(element, "name"),
         (corners[0], corners[1], corners[2], corners[3]),
         difficult not in ("", "0"),
@@ -192,7 +192,7 @@ def _convert(annotations: list[_Annotation], classes: tuple[str, ...]) -> Detect
     return DetectionSet(tuple(images), classes, tuple(dropped))
 
 
-def _fault(thing: _Object, file: _Annotation) -> str | None:
+def _fault(thing: _VocObject, file: _Annotation) -> str | None:
     """Why a box cannot be used; one that is partly outside can."""
     left, top, right, bottom = thing.corners
     box = f"[{', '.join(f'{value:g}' for value in thing.corners)}]"
@@ -205,7 +205,7 @@ def _fault(thing: _Object, file: _Annotation) -> str | None:
     return None
 
 
-def _image(file: _Annotation, things: list[_Object], numbers: dict[str, int]) -> DetectionImage:
+def _image(file: _Annotation, things: list[_VocObject], numbers: dict[str, int]) -> DetectionImage:
     boxes = np.array([thing.corners for thing in things], dtype=np.float64).reshape(-1, 4)
     boxes[:, :2] -= 1  # the left edge of pixel 1 is 0, the right edge of pixel n is n
     return DetectionImage(
