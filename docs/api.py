@@ -27,12 +27,15 @@ INTRODUCTION = """\
 Every public name, setting and command. [api.py](api.py) writes this page out of the source: change
 a docstring there and run `make docs`. The [library page](library.md) shows the names at work.
 
+Import every name from `hardmix` itself. The types in signatures are there to be read: pass a string,
+a function or what the class tells.
+
 Axes in a shape: batch (queries), K (negatives), N (the hardest of them), S (synthetic points), dim
 (of an embedding)."""
 
 GROUPS = {
-    "The loss": "MochiLoss config.StrategyName config.RealNegatives",
-    "The memory": "MemoryQueue config.QueueStart",
+    "The loss": "MochiLoss",
+    "The memory": "MemoryQueue",
     "The paper's functions": """
         contrast Contrast plan_mochi MixPlan QUERY KEY hardest_negatives HardestNegatives mix_pairs
         mix_with_query materialize""",
@@ -43,23 +46,29 @@ GROUPS = {
         matching_probability proxy_accuracy ProxyAccuracy false_negatives_top false_parents
         FalseParents""",
     "Embedding space": "alignment uniformity",
-    "Training and encoders": """
-        load_encoder TrainedEncoder pretrain.pretrain pretrain.Resume runs.Run datasets.ImageSet
-        recipes.imagenet100 recipes.imagenet1k recipes.cifar10 recipes.demo config.Method
-        schedules.mixing_started schedules.decreasing distributed.gather""",
+    "Training": """
+        pretrain Run recipes recipes.imagenet100 recipes.imagenet1k recipes.cifar10 recipes.demo
+        mixing_started decreasing gather""",
+    "Images": "ImageSet UnreadableImage open_images draw_shapes",
+    "Encoders": "load_encoder TrainedEncoder export import_weights",
     "Evaluation": """
-        evaluations.subject.open_subject evaluations.subject.Subject features.extract
-        features.Features precision.choose_compute precision.Compute
-        evaluations.accuracy.accuracy_of evaluations.accuracy.Accuracy""",
-    "Figures": "figures.* analyze.analyze analyze.Analysis analyze.compare",
-    "Errors and version": "InputError errors.UnfinishedError __version__",
+        open_evaluated_run EvaluatedRun extract Features knn_accuracy probe_accuracy accuracy_of
+        Accuracy choose_compute Compute""",
+    "Figures and reports": "analyze Analysis Picture write_report",
+    "Errors and version": "InputError UnfinishedError __version__",
+    "Types in signatures": """
+        settings.config.StrategyName settings.config.RealNegatives settings.config.QueueStart
+        settings.config.DataName settings.methods.MethodName settings.methods.METHOD_FACTS
+        runs.folder.Resume data.own_views.Pipeline training.metric_logs.OnLog""",
 }
-"""Public names by what they are for, each without its `hardmix.`; a star: all that is exported."""
+"""Public names by what they are for, each without its `hardmix.`. Types are there to be read: a
+program passes a string or a function, and imports none of them."""
 
 ABOUT_SETTINGS = """\
 Frozen dataclasses, with keywords only. `--data.num-images` on the command line is
 `PretrainConfig(data=DataConfig(num_images=...))` in Python. The defaults here are those of the
-classes; a [recipe](recipes.md) changes some, and `hardmix pretrain RECIPE --help` shows its own."""
+classes; a [recipe](recipes.md) changes some, and `hardmix pretrain RECIPE --method NAME --help` shows
+those of the recipe, without the settings that the method does not use."""
 
 ABOUT_COMMANDS = """\
 `hardmix COMMAND --help` shows the same in a terminal. Commands that take a RUN look at the run's
@@ -86,6 +95,21 @@ def read(name: str) -> Module:
     return Module(file, text, ast.parse(text).body)
 
 
+def home(module: str, name: str) -> str | None:
+    """The module that a name is imported from, if it is imported at all."""
+    for each in ast.walk(ast.Module(read(module).body, [])):
+        if isinstance(each, ast.ImportFrom) and name in [alias.name for alias in each.names]:
+            return str(each.module)
+    return None
+
+
+def public_module(name: str) -> str | None:
+    """Where a module that users import from `hardmix` lies, such as `recipes`."""
+    where = home("hardmix", name.removeprefix("hardmix."))
+    path = SOURCE.joinpath(*(where or "").split("."), f"{name.rpartition('.')[2]}.py")
+    return f"{where}.{name.rpartition('.')[2]}" if where and path.is_file() else None
+
+
 def exported(package: str) -> list[str]:
     """The names in a package's `__all__`."""
     value = next(each.value for each in read(package).body if assigned(each) == "__all__")
@@ -94,37 +118,41 @@ def exported(package: str) -> list[str]:
 
 def definition(module: str, name: str) -> tuple[Module, ast.stmt]:
     """Where a public name is defined: in the module itself, or where that imports it from."""
+    module = public_module(module) or module
     here = read(module)
     for each in here.body:
         if getattr(each, "name", assigned(each)) == name:
             return here, each
-    for each in ast.walk(ast.Module(here.body, [])):
-        if isinstance(each, ast.ImportFrom) and name in [alias.name for alias in each.names]:
-            return definition(str(each.module), name)
-    sys.exit(f"docs/api.py: {module} has no {name}; correct GROUPS.")
+    where = home(module, name)
+    if where is None:
+        sys.exit(f"docs/api.py: {module} has no {name}; correct GROUPS.")
+    return definition(where, name)
 
 
 def public_names(group: str) -> list[str]:
     """The names of a group, in full."""
-    names: list[str] = []
-    for each in group.split():
-        package = f"hardmix.{each.removesuffix('.*')}"
-        stars = [f"{package}.{name}" for name in exported(package)] if each.endswith(".*") else []
-        names += stars or [package]
-    return names
+    return [f"hardmix.{each}" for each in group.split()]
 
 
 def heading(name: str) -> str:
     """An entry's title: classes are marked, as two names may differ in a capital letter alone."""
+    if public_module(name):
+        return f"`{name}`"
     _, statement = definition(*name.rsplit(".", 1))
     return f"class `{name}`" if isinstance(statement, ast.ClassDef) else f"`{name}`"
 
 
 def entry(name: str) -> str:
     """A public name: signature, docstring, and the parts of a class."""
-    module, statement = definition(*name.rsplit(".", 1))
+    if whole := public_module(name):
+        module = read(whole)
+        text = ast.get_docstring(ast.Module(module.body, [])) or ""
+        about = [code(f"from hardmix import {name.removeprefix('hardmix.')}"), text]
+    else:
+        module, statement = definition(*name.rsplit(".", 1))
+        about = list(described(module, statement))
     path = module.file.relative_to(SOURCE.parent).as_posix()
-    parts = [f"### {heading(name)}", *described(module, statement), f"[{path}](../{path})"]
+    parts = [f"### {heading(name)}", *about, f"[{path}](../{path})"]
     return "\n\n".join(parts)
 
 
@@ -211,6 +239,7 @@ def page() -> str:
     """The whole page."""
     groups = {title: public_names(group) for title, group in GROUPS.items()}
     named = {name for names in groups.values() for name in names}
+    named |= {f"hardmix.{kind.__name__}" for kind in SETTINGS}
     if missing := [each for each in exported("hardmix") if f"hardmix.{each}" not in named]:
         sys.exit(f"docs/api.py: hardmix exports {', '.join(missing)}; give each a place in GROUPS.")
     summaries = [

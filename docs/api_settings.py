@@ -18,20 +18,23 @@ from unittest.mock import patch
 
 import tyro
 
+import hardmix
 from hardmix.commands import main as cli
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.detection_options import DetectionConfig
-from hardmix.settings.evaluation_options import FinetuneConfig, LinearConfig
+from hardmix.settings.evaluation_options import EVALUATION_OPTIONS, LinearConfig
+from hardmix.settings.methods import METHOD_FACTS
 
-OF_A_RUN = {
-    hint: name for name, hint in get_type_hints(PretrainConfig).items() if is_dataclass(hint)
+OF_A_RUN: dict[str, Any] = {
+    name: hint for name, hint in get_type_hints(PretrainConfig).items() if is_dataclass(hint)
 }
 """The groups of a run's settings: `data`, `model`, `mix`, `optimizer`, `train`."""
 
 SETTINGS: dict[Any, str] = {
-    PretrainConfig: "--",
-    **{kind: f"--{name}." for kind, name in OF_A_RUN.items()},
-    FinetuneConfig: "--",
+    PretrainConfig: "",
+    **{kind: f"--{name}." for name, kind in OF_A_RUN.items()},
+    **{facts.options: f"--{name}." for name, facts in METHOD_FACTS.items() if facts.options},
+    **dict.fromkeys(EVALUATION_OPTIONS.values(), "--"),
     LinearConfig: "",
     DetectionConfig: "",
 }
@@ -77,15 +80,14 @@ def settings_table(kind: Any, prefix: str) -> str:
 def settings(kind: Any, prefix: str, defaults: object = MISSING) -> list[list[str]]:
     """A line for each setting of a dataclass; the defaults are those of an instance, if given."""
     hints = get_type_hints(kind, include_extras=True)
-    source = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-    meaning = notes(source.body) if isinstance(source, ast.ClassDef) else {}
+    meaning = meanings(kind)
     lines = []
     for field in fields(kind):
         hint, positional, help_ = taken_apart(hints[field.name])
         value = default_of(field) if defaults is MISSING else getattr(defaults, field.name)
         name = field.name if help_.name is None else help_.name
-        if hint in OF_A_RUN:
-            lines.append(group_of_settings(hint, f"{prefix}{name}.*", value))
+        if is_group(hint):
+            lines.append(group_of_settings(name, prefix, value, set(hints)))
         elif is_dataclass(hint):
             lines += settings(hint, f"{prefix}{name}." if name else prefix, value)
         else:
@@ -94,6 +96,20 @@ def settings(kind: Any, prefix: str, defaults: object = MISSING) -> list[list[st
             flag = prefix and hint is bool
             lines.append([f"`{option}`", "" if flag else values(hint), shown(value), text])
     return lines
+
+
+def meanings(kind: Any) -> dict[str, str]:
+    """The docstrings under a class's fields; none of a class that a command made as it ran."""
+    try:
+        source = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    except OSError:
+        return {}
+    return notes(source.body) if isinstance(source, ast.ClassDef) else {}
+
+
+def is_group(hint: Any) -> bool:
+    """Whether it is a group of a run's settings, or what `commands.options` made of one."""
+    return hint in OF_A_RUN.values() or (is_dataclass(hint) and hint.__name__ in OF_A_RUN)
 
 
 def taken_apart(hint: Any) -> tuple[Any, bool, Any]:
@@ -112,15 +128,32 @@ def option_of(prefix: str, name: str, hint: Any) -> str:
     return f"{prefix}{option}`, `{prefix}no-{option}" if hint is bool else prefix + option
 
 
-def group_of_settings(kind: Any, name: str, value: object) -> list[str]:
-    """One line for a group that has a table of its own, with the defaults that differ from it."""
+def group_of_settings(name: str, prefix: str, value: Any, others: set[str]) -> list[str]:
+    """One line for a group that has a table of its own: other defaults, and what is not there.
+
+    `others` are the names around the group: it may be there that one of its settings stands.
+    """
+    kind = OF_A_RUN[name]
+    there = {field.name for field in fields(value)}
     other = [
-        f"{field.name} {shown(own)}"
-        for field in fields(kind)
-        if (own := getattr(value, field.name)) != getattr(kind(), field.name)
+        f"{each} {shown(own)}"
+        for each in sorted(there)
+        if (own := getattr(value, each)) != getattr(kind(), each)
     ]
-    title = f"class hardmix.config.{kind.__name__}"
-    return [link(f"`{name}`", title), "", ", ".join(other), inspect.getdoc(kind) or ""]
+    without = [
+        f"`{prefix}{name}.{field.name.replace('_', '-')}`"
+        for field in fields(kind)
+        if field.name not in there and f"{name}_{field.name}" not in others
+    ]
+    text = inspect.getdoc(kind) or ""
+    text += f" Without {', '.join(without)}." if without else ""
+    return [link(f"`{prefix}{name}.*`", title_of(kind)), "", ", ".join(other), text]
+
+
+def title_of(kind: type) -> str:
+    """A config's heading: by the name that users import, if they do."""
+    public = kind.__name__ in hardmix.__all__
+    return f"class `{'hardmix' if public else kind.__module__}.{kind.__name__}`"
 
 
 def default_of(field: Field[Any]) -> object:
@@ -151,9 +184,8 @@ def values(hint: Any) -> str:
 def config(kind: Any, prefix: str) -> str:
     """A config: docstring and settings."""
     path = f"src/{kind.__module__.replace('.', '/')}.py"
-    title = f"### class `{kind.__module__}.{kind.__name__}`"
     parts = [
-        title,
+        f"### {title_of(kind)}",
         inspect.getdoc(kind) or "",
         settings_table(kind, prefix),
         f"[{path}](../{path})",

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hardmix.analysis.analyze import Analysis, analyze
+    from hardmix.analysis.figures.picture import Picture
     from hardmix.data.datasets import ImageSet, open_images
+    from hardmix.data.image_files import UnreadableImage
     from hardmix.data.shapes import draw_shapes
     from hardmix.errors import InputError, UnfinishedError
     from hardmix.evaluation.accuracy import Accuracy, accuracy_of
@@ -80,7 +82,9 @@ __version__ = "0.1.0"
 
 _HOME = {
     "analysis.analyze": "Analysis analyze",
+    "analysis.figures.picture": "Picture",
     "data.datasets": "ImageSet open_images",
+    "data.image_files": "UnreadableImage",
     "data.shapes": "draw_shapes",
     "errors": "InputError UnfinishedError",
     "evaluation.accuracy": "Accuracy accuracy_of",
@@ -148,6 +152,7 @@ __all__ = [
     "MochiLoss",
     "ModelConfig",
     "OptimizerConfig",
+    "Picture",
     "PretrainConfig",
     "ProxyAccuracy",
     "Run",
@@ -155,6 +160,7 @@ __all__ = [
     "TrainConfig",
     "TrainedEncoder",
     "UnfinishedError",
+    "UnreadableImage",
     "__version__",
     "accuracy_of",
     "alignment",

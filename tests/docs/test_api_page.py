@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -36,10 +37,11 @@ def first_cells(text: str) -> list[str]:
 
 def options(text: str) -> set[str]:
     """The options in a section's table, and those of the groups that it links to."""
-    cells = " ".join(first_cells(text))
-    found = set(re.findall(r"`(--[\w.-]*\w)`", cells))
-    for group in re.findall(r"`--(\w+)\.\*`", cells):
-        found |= options(section(f"`hardmix.config.{group.capitalize()}Config`"))
+    found = set(re.findall(r"`(--[\w.-]*\w)`", " ".join(first_cells(text))))
+    for group, about in re.findall(r"^\| \[`--(\w+)\.\*`\](.*)$", text, re.M):
+        without = set(re.findall(r"`(--[\w.-]*\w)`", about.partition("Without ")[2]))
+        without |= {re.sub(r"\.(?=[^.]*$)", ".no-", each) for each in without}  # of switches
+        found |= options(section(f"`hardmix.{group.capitalize()}Config`")) - without
     return found
 
 
@@ -61,7 +63,7 @@ def test_a_stale_page_is_refused_with_the_way_out(tmp_path):
         shutil.copy(ROOT / "docs" / name, tmp_path / "docs")
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     assert check(tmp_path / "docs" / "api.py").returncode == 0
-    loss = tmp_path / "src" / "hardmix" / "loss.py"
+    loss = tmp_path / "src" / "hardmix" / "mixing" / "loss.py"
     loss.write_text(loss.read_text().replace("The mean loss over the batch", "The loss"))
     done = check(tmp_path / "docs" / "api.py")
     assert done.returncode == 1
@@ -70,9 +72,16 @@ def test_a_stale_page_is_refused_with_the_way_out(tmp_path):
 
 @pytest.mark.parametrize("name", hardmix.__all__)
 def test_every_public_name_has_an_entry_with_its_docstring(name):
-    code, text = section(f"`hardmix.{name}`").split("```\n", 1)
-    assert name in code
     thing = getattr(hardmix, name)
+    code, _, text = section(f"`hardmix.{name}`").rpartition("```\n")
+    if is_dataclass(thing) and not code:  # settings: a line of the table for each
+        named = re.findall(
+            r"`(?:--)?(?:\w+\.(?!\*))?([\w-]+)(?:\.\*)?`", " ".join(first_cells(text))
+        )
+        assert {field.name for field in fields(thing)} <= {each.replace("-", "_") for each in named}
+    else:
+        code, text = section(f"`hardmix.{name}`").split("```\n", 1)
+        assert name in code
     if callable(thing):
         assert inspect.getdoc(thing).splitlines()[0] in text
     else:  # what follows a constant is prose, not the link to its file alone
@@ -90,7 +99,7 @@ def test_a_commands_options_are_those_of_its_help(name, capfd, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     with pytest.raises(SystemExit):
         cli.main([name, "--help"])
-    lines = re.findall(r"^[^\w-]*(--[\w.-]+(?:, --[\w.-]+)*)", capfd.readouterr().out, re.M)
+    lines = re.findall(r"│ (--[\w.-]+(?:, --[\w.-]+)*)", capfd.readouterr().out)  # two columns
     shown = {option for line in lines for option in line.split(", ")}
     assert options(section(f"hardmix {name}")) == shown
 
