@@ -10,19 +10,19 @@ import shutil
 
 import pytest
 import torch
-from hardmix.analysis.false_negatives import false_negatives
-from hardmix.analysis.records import MOST_POINTS, curve, read_records, thin
 from PIL import Image
 from torch.nn.functional import normalize
 
 import ranks
 from hardmix import alignment, uniformity
-from hardmix.analysis import embedding, figures
+from hardmix.analysis import embedding
 from hardmix.analysis.accuracy_grids import grid_pictures
 from hardmix.analysis.analyze import analyze, compare, portray
 from hardmix.analysis.embedding import effective_rank, measure, singular_values
+from hardmix.analysis.figures.picture import svg
 from hardmix.analysis.gallery import sample_ids
 from hardmix.analysis.hardness import matching_probabilities, similarities
+from hardmix.analysis.over_training import MOST_POINTS, curve, false_negatives, thin
 from hardmix.analysis.toy_sphere import toy_sphere
 from hardmix.analysis.tsne import tsne
 from hardmix.commands import main as cli
@@ -34,10 +34,13 @@ from hardmix.methods.all_methods import build_method
 from hardmix.methods.base import Materials, TrainingPosition
 from hardmix.models.encoders import build_encoder
 from hardmix.runs.folder import Run
-from hardmix.runs.labels import method_name, tell_apart
+from hardmix.runs.labels import tell_apart
+from hardmix.runs.reading import RunRecord, read_runs
 from hardmix.runtime.device import choose_compute
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.recipes import RECIPES
+from hardmix.settings.saved import settings as settings_of
+from hardmix.settings.titles import method_title
 from hardmix.training.pretrain import pretrain
 from hardmix.training.step import compute_gradients
 
@@ -85,6 +88,10 @@ def made_up(path, config=None, metrics=(), **results) -> Run:
     return run
 
 
+def read(*runs: Run) -> list[RunRecord]:
+    return read_runs([run.path for run in runs])
+
+
 def command(capfd, *arguments) -> tuple[int, str]:
     with pytest.raises(SystemExit) as done:
         cli.main([str(word) for word in arguments])
@@ -101,7 +108,7 @@ def facts(folder, name) -> dict:
 
 
 def test_curves_are_the_lines_of_the_metrics(trained):
-    (picture,) = [each for each in compare(list(trained.values()))[0] if each.name == "fig2b"]
+    (picture,) = [each for each in compare(read(*trained.values()))[0] if each.name == "fig2b"]
     lines = {(line["run"], line["kind"]): line for line in picture.numbers["lines"]}
     assert len(lines) == 3  # without synthetic points there is one line
     for key, kind in [
@@ -117,8 +124,7 @@ def test_curves_are_the_lines_of_the_metrics(trained):
 
 
 def test_matching_probabilities_keep_first_and_last_rank(trained):
-    records, _ = read_records([trained["mochi"]])
-    (picture,), missing = matching_probabilities(records)
+    (picture,), missing = matching_probabilities(read(trained["mochi"]))
     assert missing == []
     logged = trained["mochi"].hardness()
     shown = picture.numbers["runs"][0]["epochs"]
@@ -130,8 +136,7 @@ def test_matching_probabilities_keep_first_and_last_rank(trained):
 
 
 def test_similarities_are_the_recorded_histograms(trained):
-    records, _ = read_records([trained["mochi"]])
-    (picture,), _ = similarities(records[0])
+    (picture,), _ = similarities(*read(trained["mochi"]))
     kinds = {each["kind"]: each["epochs"] for each in picture.numbers["kinds"]}
     assert [len(epochs) for epochs in kinds.values()] == [2, 2, 1, 1]  # mixed after its warm-up
     counts = trained["mochi"].hardness()[1]["with_query"]
@@ -151,8 +156,7 @@ def test_an_oracles_false_negatives_are_those_a_count_finds(tmp_path):
     batch = next(iter(loader.epoch(1)))
     outcomes = compute_gradients(method, batch, TrainingPosition(6, 1))
     run.log({"step": 12, "epoch": 1, **method.describe(outcomes)})
-    records, _ = read_records([run])
-    (picture,), _ = false_negatives(records)
+    (picture,), _ = false_negatives(read(run))
     lines = {line["kind"]: line["y"][0] for line in picture.numbers["lines"]}
 
     outcome, plan = outcomes[-1].contrast, outcomes[-1].plan
@@ -186,8 +190,8 @@ def test_what_is_no_number_is_left_out_of_a_curve(tmp_path):
         {"step": "x", "epoch": 0, "loss": 2.0},
         {"step": 20, "epoch": 1, "loss": 3.0},
     ]
-    (record,), _ = read_records([made_up(tmp_path / "run", metrics=lines)])
-    assert curve(record, "loss") == ([0.5, 2.0], [1.0, 3.0])
+    (record,) = read(made_up(tmp_path / "run", metrics=lines))
+    assert curve(record.metrics, "loss") == ([0.5, 2.0], [1.0, 3.0])
 
 
 @pytest.mark.parametrize(
@@ -219,7 +223,7 @@ def test_runs_have_the_papers_names(method, oracle, changes, name):
     for group, values in changes.items():
         part = dataclasses.replace(getattr(config, group), **values)
         config = dataclasses.replace(config, **{group: part})
-    assert method_name(config) == name
+    assert method_title(settings_of(config)) == name
 
 
 def test_runs_that_differ_by_their_seed_are_named_by_it(tmp_path):
@@ -228,8 +232,8 @@ def test_runs_that_differ_by_their_seed_are_named_by_it(tmp_path):
     plain = dataclasses.replace(config, method="moco-v2")
     chosen = {"long-name-a": config, "long-name-b": other, "c": plain}
     runs = [Run.create(tmp_path / name, each) for name, each in chosen.items()]
-    labels = [record.label for record in read_records(runs)[0]]
-    mochi = method_name(config)
+    labels = [record.label for record in read(*runs)]
+    mochi = method_title(settings_of(config))
     assert labels == [f"{mochi}, seed 0", f"{mochi}, seed 5", "MoCo-v2"]
 
 
@@ -243,10 +247,11 @@ def test_runs_of_one_name_are_told_apart_by_the_settings_in_which_they_differ(tm
     ]
     runs = [Run.create(tmp_path / str(i), each) for i, each in enumerate(chosen)]
     k, tau = config.train.queue_size, config.train.temperature
-    assert [record.label for record in read_records(runs)[0]] == [
-        f"{method_name(config)}, K = {k}, tau = {tau}, seed 0",
-        f"{method_name(config)}, K = 4096, tau = 0.1, seed 1",
-        f"{method_name(config)}, K = 4096, tau = 0.1, seed 0",
+    mochi = method_title(settings_of(config))
+    assert [record.label for record in read(*runs)] == [
+        f"{mochi}, K = {k}, tau = {tau}, seed 0",
+        f"{mochi}, K = 4096, tau = 0.1, seed 1",
+        f"{mochi}, K = 4096, tau = 0.1, seed 0",
     ]
 
 
@@ -258,30 +263,27 @@ def test_settings_of_mixing_do_not_name_a_run_without_mixing():
     assert tell_apart(["a", "b"], mixed) == ["a", "b"]
 
 
-def test_a_curve_of_many_epochs_has_a_point_for_each(tmp_path):
-    run = made_up(tmp_path / "run")
+def test_a_curve_of_many_epochs_has_a_point_for_each():
     lines = [
         {"step": 2 * epoch + half + 1, "epoch": epoch, "loss": epoch + half}
         for epoch in range(10)
         for half in (0, 1)
     ]
-    record = read_records([run])[0][0]._replace(metrics=lines)
-    epochs, losses = curve(record, "loss")
+    epochs, losses = curve(lines, "loss")
     assert epochs == losses == [epoch + 0.5 for epoch in range(10)]
     late = [line if line["epoch"] else {**line, "loss": None} for line in lines[:16]]
-    after_warm_up = curve(record._replace(metrics=late), "loss")
+    after_warm_up = curve(late, "loss")
     assert after_warm_up[0] == [epoch + 0.5 for epoch in range(1, 8)], "eight epochs, seven logged"
-    short = record._replace(metrics=lines[:6])
-    assert curve(short, "loss")[0] == [0.5, 1, 1.5, 2, 2.5, 3]
+    assert curve(lines[:6], "loss")[0] == [0.5, 1, 1.5, 2, 2.5, 3]
 
 
 def test_equal_names_are_told_apart_by_their_folders(tmp_path):
     runs = [made_up(tmp_path / name / "run") for name in ("a", "b")]
     runs.append(made_up(tmp_path / "c", tiny("moco-v2")))
-    labels = [record.label for record in read_records(runs)[0]]
+    labels = [record.label for record in read(*runs)]
     assert len(set(labels)) == 3
     assert labels[2] == "MoCo-v2"
-    assert str(tmp_path / "a") in labels[0]
+    assert [label.rpartition(", ")[2] for label in labels[:2]] == ["a/run", "b/run"]
 
 
 # --- results
@@ -309,7 +311,7 @@ def test_gains_are_means_over_seeds_over_the_baselines_mean(tmp_path):
             ((32, 8, 0), 0, 0.60),
         ],
     )
-    (over_n, gains), missing = grid_pictures(read_records(runs)[0])
+    (over_n, gains), missing = grid_pictures(read(*runs))
     assert missing == []
     assert over_n.numbers["baseline"]["accuracy"] == pytest.approx(0.52)
     assert over_n.numbers["baseline"]["runs"] == 2
@@ -330,7 +332,7 @@ def test_only_runs_that_differ_in_nothing_else_are_compared(tmp_path):
     runs.append(made_up(tmp_path / "longer", longer, knn={"top1": 0.9, "data": "shapes"}))
     other = tiny(train={"epochs": 4})
     runs.append(made_up(tmp_path / "other", other, knn={"top1": 0.9, "data": "shapes"}))
-    pictures, missing = grid_pictures(read_records(runs)[0])
+    pictures, missing = grid_pictures(read(*runs))
     assert [picture.name for picture in pictures] == ["fig3a"]
     assert pictures[0].numbers["baseline"] is None
     assert any("other is left out" in sentence for sentence in missing)
@@ -341,7 +343,7 @@ def test_the_papers_linear_evaluation_goes_before_others(tmp_path):
     scores = {"linear": 0.7, "linear_cached": 0.6, "knn": 0.5}
     results = {name: {"top1": value} for name, value in scores.items()}
     runs = [made_up(tmp_path / m, tiny(m), **results) for m in ("moco-v2", "mochi")]
-    (picture, _), _ = grid_pictures(read_records(runs)[0])
+    (picture, _), _ = grid_pictures(read(*runs))
     assert picture.numbers["measure"] == "linear accuracy"
     assert picture.numbers["cells"][0]["accuracy"] == 0.7
 
@@ -512,7 +514,7 @@ def test_sample_images_come_from_different_classes():
 
 def test_a_moco_run_has_a_gallery_without_points_and_no_synthetic_lines(trained, tmp_path):
     shutil.copytree(trained["moco-v2"].path, tmp_path / "run")
-    pictures, missing = portray(Run(tmp_path / "run"))
+    pictures, missing = portray(*read(Run(tmp_path / "run")))
     assert missing == []
     (shown,) = [each for each in pictures if each.name == "gallery"]
     assert all(query["synthetic"] == [] for query in shown.numbers["queries"])
@@ -533,12 +535,12 @@ def test_images_that_are_gone_or_changed_are_said(mochi, tmp_path):
     config = json.loads(mochi.config_file.read_text())
     config["data"] |= {"name": "folder", "root": str(tmp_path / "gone")}
     mochi.config_file.write_text(json.dumps(config))
-    pictures, missing = portray(mochi)
+    pictures, missing = portray(*read(mochi))
     assert {picture.name for picture in pictures} == {"fig2a", "similarity-histograms"}
     assert sum("gone" in sentence for sentence in missing) == 2
     config["data"] |= {"name": "shapes", "root": None, "num_images": 47}
     mochi.config_file.write_text(json.dumps(config))
-    assert any("images have changed" in sentence for sentence in portray(mochi)[1])
+    assert any("images have changed" in sentence for sentence in portray(*read(mochi))[1])
 
 
 def test_images_without_labels_are_shown_without_classes(tmp_path):
@@ -569,12 +571,12 @@ def test_a_checkpoint_of_another_network_is_said(mochi):
     config = json.loads(mochi.config_file.read_text())
     config["model"]["dim"] = 64
     mochi.config_file.write_text(json.dumps(config))
-    assert any("does not fit its config" in sentence for sentence in portray(mochi)[1])
+    assert any("does not fit its config" in sentence for sentence in portray(*read(mochi))[1])
 
 
 def test_a_supervised_run_has_no_queue(tmp_path):
     run = made_up(tmp_path / "run", tiny("supervised"))
-    assert any("supervised run has no queue" in sentence for sentence in portray(run)[1])
+    assert any("method supervised has no queue" in sentence for sentence in portray(*read(run))[1])
 
 
 def test_comparing_survives_any_folder(trained, tmp_path):
@@ -595,20 +597,28 @@ def test_comparing_survives_any_folder(trained, tmp_path):
     )
     (strange.results / "finetune.json").write_text("{")
     folders = [empty, Run(tmp_path / "older"), Run(tmp_path / "broken"), strange]
-    pictures, missing = compare([*folders, trained["mochi"]])
+    pictures, missing = compare(read(*folders, trained["mochi"]))
     assert {"fig2a", "fig2b", "fig2c"} <= {picture.name for picture in pictures}
     (proxy,) = [picture for picture in pictures if picture.name == "fig2b"]
-    assert {line["run"] for line in proxy.numbers["lines"]} == {"older", "MoCHi (16, 8, 4)"}
+    assert {line["run"] for line in proxy.numbers["lines"]} == {
+        "MoCHi (?, ?, ?)",  # nothing is guessed
+        "MoCHi (16, 8, 4)",
+    }
     said = " ".join(missing)
-    for words in ("empty has no metrics", "unknown", "broken", "finetune.json cannot be read"):
+    for words in (
+        "empty: metrics.jsonl is missing",
+        "does not know unknown",
+        "broken: config.json is not whole",
+        "results/finetune.json is not whole",
+    ):
         assert words in said
-    assert all(figures.svg(picture).endswith("</svg>\n") for picture in pictures)
+    assert all(svg(picture).endswith("</svg>\n") for picture in pictures)
     assert compare([])[0] == []
 
 
 def test_comparing_without_the_extra_says_so(trained, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    pictures, missing = compare([trained["mochi"]])
+    pictures, missing = compare(read(trained["mochi"]))
     assert pictures == []
     assert "hardmix[analysis]" in missing[0]
     with pytest.raises(InputError, match=r"hardmix\[analysis\]"):
@@ -645,7 +655,7 @@ def test_several_runs_are_compared_in_a_folder_of_their_own(analyzed, tmp_path, 
     code, shown = command(capfd, "analyze", analyzed.path, other.path, "--out", out)
     assert code == 0
     assert {"fig2a.svg", "fig2b.svg", "fig2c.png", "fig3c.json"} <= {f.name for f in out.iterdir()}
-    assert "other has no metrics" in shown
+    assert "other: metrics.jsonl is missing, so it has no curves." in shown
 
 
 def test_the_toy_sphere_is_the_same_each_time(tmp_path, capfd):

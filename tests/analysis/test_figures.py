@@ -12,11 +12,22 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hardmix.analysis import figures
-from hardmix.analysis.figures import Cell, Curve, Group, Histogram, MapPoints, Picture, Place, Ranks
-from hardmix.analysis.figures.fig2 import BOTH_PARENTS, FALSE, ONE_PARENT, REAL_ONLY, WITH_POINTS
-from hardmix.analysis.figures.image_sheet import Neighbour, Parents, Query
-from hardmix.analysis.figures.picture import COLOURS, INK, check_installed
+from hardmix.analysis.figures import fig2, fig3, maps
+from hardmix.analysis.figures import picture as pictures
+from hardmix.analysis.figures.fig2 import (
+    BOTH_PARENTS,
+    FALSE,
+    ONE_PARENT,
+    REAL_ONLY,
+    WITH_POINTS,
+    Curve,
+    Histogram,
+    Ranks,
+)
+from hardmix.analysis.figures.fig3 import MochiSetting, Place
+from hardmix.analysis.figures.image_sheet import Neighbour, Parents, Query, gallery
+from hardmix.analysis.figures.maps import MapPoints, ToyPoints
+from hardmix.analysis.figures.picture import COLOURS, INK, Picture, check_installed
 from hardmix.data.thumbnails import data_uri
 from hardmix.errors import InputError
 
@@ -36,8 +47,12 @@ RANKS = [
     ("MoCHi", [Ranks(0, [1, 2, 4], [0.1, 0.05, 0.01]), Ranks(1, [1, 2, 4], [0.2, 0.02, 0.001])]),
     ("MoCo-v2", [Ranks(0, [1, 2, 4], [0.1, 0.06, 0.02])]),
 ]
-CELLS = [Cell(64, 128, 0, 0.62, 0.01, 2), Cell(64, 128, 32, 0.58, 0, 1), Cell(32, 64, 0, 0.6, 0, 1)]
-BASELINE = Cell(0, 0, 0, 0.6, 0.005, 3)
+CELLS = [
+    MochiSetting(64, 128, 0, 0.62, 0.01, 2),
+    MochiSetting(64, 128, 32, 0.58, 0, 1),
+    MochiSetting(32, 64, 0, 0.6, 0, 1),
+]
+BASELINE = MochiSetting(0, 0, 0, 0.6, 0.005, 3)
 PLACES = [Place("MoCHi", 0, 0.5, -2.0), Place("MoCo-v2", 1, 0.4, -1.5)]
 PIXELS = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
 NEAR = Neighbour(3, data_uri(PIXELS), "cat", 0.9, True)
@@ -51,25 +66,25 @@ QUERY = Query(
 )
 
 DRAWINGS = {
-    "fig1": lambda: figures.fig1(
-        [Group("memory", [0.0, 1.0], [1.0, 0.0]), Group("query", [0.5], [0.5])], {"seed": 0}
+    "fig1": lambda: maps.fig1(
+        [ToyPoints("memory", [0.0, 1.0], [1.0, 0.0]), ToyPoints("query", [0.5], [0.5])], {"seed": 0}
     ),
-    "fig2a": lambda: figures.fig2a(RANKS),
-    "fig2a of one run": lambda: figures.fig2a(RANKS[:1]),
-    "fig2b": lambda: figures.fig2b(LINES),
-    "fig2c": lambda: figures.fig2c(SHARES),
-    "fig3a": lambda: figures.fig3a(CELLS, BASELINE, "k-NN accuracy"),
-    "fig3b": lambda: figures.fig3b(CELLS[:2], BASELINE, "k-NN accuracy"),
-    "fig3c": lambda: figures.fig3c(PLACES),
-    "similarities": lambda: figures.similarity_histograms(
+    "fig2a": lambda: fig2.fig2a(RANKS),
+    "fig2a of one run": lambda: fig2.fig2a(RANKS[:1]),
+    "fig2b": lambda: fig2.fig2b(LINES),
+    "fig2c": lambda: fig2.fig2c(SHARES),
+    "fig3a": lambda: fig3.fig3a(CELLS, BASELINE, "k-NN accuracy"),
+    "fig3b": lambda: fig3.fig3b(CELLS[:2], BASELINE, "k-NN accuracy"),
+    "fig3c": lambda: fig3.fig3c(PLACES),
+    "similarities": lambda: fig2.similarity_histograms(
         "MoCHi",
         [("positives", [Histogram(0, [0, 1, 3, 0])]), ("hardest", [Histogram(0, [1, 1, 2, 0])])],
     ),
-    "map": lambda: figures.embedding_map(
+    "map": lambda: maps.embedding_map(
         MapPoints([0.0, 1.0, 2.0], [0.0, 1.0, 0.0], [0, 1, -1], ["cat", "dog"], []), "images"
     ),
-    "spectrum": lambda: figures.feature_spectrum([2.0, 1.0, 0.0], 1.9, None),
-    "gallery": lambda: figures.gallery([QUERY]),
+    "spectrum": lambda: maps.feature_spectrum([2.0, 1.0, 0.0], 1.9, None),
+    "gallery": lambda: gallery([QUERY]),
 }
 
 
@@ -84,13 +99,13 @@ class Rendered(NamedTuple):
 def rendered(request) -> Rendered:
     draw = DRAWINGS[request.param]
     picture = draw()
-    svg = figures.svg(picture) if "svg" in picture.formats else ""
-    return Rendered(draw, picture, svg, figures.png(picture))
+    svg = pictures.svg(picture) if "svg" in picture.formats else ""
+    return Rendered(draw, picture, svg, pictures.png(picture))
 
 
 def test_the_same_numbers_give_the_same_bytes_in_files_too(rendered, tmp_path):
     picture = rendered.draw()
-    files = figures.save(picture, tmp_path / "new" / "folder")
+    files = pictures.save(picture, tmp_path / "new" / "folder")
     data = {file.suffix[1:]: file.read_bytes() for file in files}
     assert data["png"] == rendered.png
     assert data.get("svg", b"").decode() == rendered.svg
@@ -141,7 +156,7 @@ def drawn(axes) -> list[tuple[list[float], list[float]]]:
 
 
 def test_lines_over_training_are_the_numbers_in_percent():
-    for picture, lines in [(figures.fig2b(LINES), LINES), (figures.fig2c(SHARES), SHARES)]:
+    for picture, lines in [(fig2.fig2b(LINES), LINES), (fig2.fig2c(SHARES), SHARES)]:
         found = drawn(picture.figure.axes[0])
         assert [x for x, _ in found] == [line.x for line in lines]
         for (_, y), line in zip(found, lines, strict=True):
@@ -150,9 +165,9 @@ def test_lines_over_training_are_the_numbers_in_percent():
 
 
 def test_the_papers_markers_tell_the_kinds_apart():
-    markers = [line.get_marker() for line in figures.fig2c(SHARES).figure.axes[0].get_lines()]
+    markers = [line.get_marker() for line in fig2.fig2c(SHARES).figure.axes[0].get_lines()]
     assert markers == ["None", "^", "s"]
-    proxy = figures.fig2b(LINES).figure.axes[0].get_lines()
+    proxy = fig2.fig2b(LINES).figure.axes[0].get_lines()
     assert [line.get_marker() for line in proxy] == ["None", "^", "None"]
     assert proxy[0].get_color() == proxy[1].get_color() == COLOURS[0]
     assert proxy[2].get_color() == COLOURS[1]
@@ -160,14 +175,14 @@ def test_the_papers_markers_tell_the_kinds_apart():
 
 
 def test_a_panel_for_each_run_and_a_line_for_each_epoch():
-    picture = figures.fig2a(RANKS)
+    picture = fig2.fig2a(RANKS)
     for axes, (label, epochs) in zip(picture.figure.axes, RANKS, strict=True):
         assert axes.get_title(loc="left") == label
         assert drawn(axes) == [(each.rank, each.probability) for each in epochs]
 
 
 def test_gains_are_written_into_their_cells():
-    picture = figures.fig3b(CELLS[:2], BASELINE, "k-NN accuracy")
+    picture = fig3.fig3b(CELLS[:2], BASELINE, "k-NN accuracy")
     axes = picture.figure.axes[0]
     texts = {(*text.get_position(), text.get_text()) for text in axes.texts}
     assert texts == {(0, 0, "0.0"), (0, 1, "+2.0"), (1, 1, "-2.0")}
@@ -178,14 +193,14 @@ def test_gains_are_written_into_their_cells():
 
 
 def test_accuracy_over_n_stands_beside_its_baseline():
-    axes = figures.fig3a(CELLS, BASELINE, "k-NN accuracy").figure.axes[0]
+    axes = fig3.fig3a(CELLS, BASELINE, "k-NN accuracy").figure.axes[0]
     points = {(x[0], round(y[0], 3)) for x, y in drawn(axes) if len(x) == 1}
     assert {(64, 62.0), (64, 58.0), (32, 60.0)} <= points
     assert any(y == pytest.approx([60.0, 60.0]) for _, y in drawn(axes))
 
 
 def test_alignment_and_uniformity_are_negated():
-    assert drawn(figures.fig3c(PLACES).figure.axes[0]) == [([2.0], [-0.5]), ([1.5], [-0.4])]
+    assert drawn(fig3.fig3c(PLACES).figure.axes[0]) == [([2.0], [-0.5]), ([1.5], [-0.4])]
 
 
 def test_histograms_are_shares():
@@ -198,7 +213,7 @@ def test_histograms_are_shares():
 
 def test_an_epoch_has_one_colour_in_all_panels():
     early, late = Histogram(0, [1, 1]), Histogram(5, [1, 3])
-    picture = figures.similarity_histograms("run", [("keys", [early, late]), ("points", [late])])
+    picture = fig2.similarity_histograms("run", [("keys", [early, late]), ("points", [late])])
     first, second = picture.figure.axes[:2]
     colours = [line.get_color() for line in first.get_lines()]
     assert len(set(colours)) == 2
@@ -212,7 +227,7 @@ def test_singular_values_are_shown_as_parts_of_the_largest():
 
 
 def test_the_gallery_frames_false_negatives_alone():
-    picture = figures.gallery([QUERY])
+    picture = gallery([QUERY])
     axes = picture.figure.axes[0]
     frames = [patch for patch in axes.patches if patch.get_linewidth() > 2]
     false = [NEAR, *(each for point in QUERY.synthetic for each in point.parents)]
@@ -227,38 +242,38 @@ def test_the_gallery_frames_false_negatives_alone():
     "name", ["<script>alert(1)</script>", "$x^{", "_hidden", "a\0\n\x1b", "猫"]
 )
 def test_a_run_may_have_any_name(name):
-    picture = figures.fig2b([LINES[0]._replace(run=name)])
-    root = ElementTree.fromstring(figures.svg(picture))
+    picture = fig2.fig2b([LINES[0]._replace(run=name)])
+    root = ElementTree.fromstring(pictures.svg(picture))
     assert not [tag for tag in root.iter() if tag.tag.endswith("script")]
     shown = " ".join(root.itertext())
     assert name.strip("\0\n\x1b")[:8] in shown
-    assert figures.png(picture).startswith(b"\x89PNG")
+    assert pictures.png(picture).startswith(b"\x89PNG")
 
 
 def test_what_is_no_number_is_no_json(tmp_path):
-    picture = figures.fig2b([LINES[0]._replace(y=[0.1, float("nan"), 0.2])])
+    picture = fig2.fig2b([LINES[0]._replace(y=[0.1, float("nan"), 0.2])])
     with pytest.raises(ValueError, match="JSON"):
-        figures.save(picture, tmp_path)
+        pictures.save(picture, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="file"):
-        figures.save(DRAWINGS["fig3c"](), tmp_path / "file")
+        pictures.save(DRAWINGS["fig3c"](), tmp_path / "file")
 
 
 def test_a_picture_is_read_again_unless_it_is_of_something_else(tmp_path):
     picture = DRAWINGS["fig3c"]()
-    figures.save(picture, tmp_path)
-    assert figures.load(tmp_path, "fig3c", "encoder 1") is None
-    figures.save(figures.Picture(**{**vars(picture), "mark": "encoder 1"}), tmp_path)
-    again = figures.load(tmp_path, "fig3c", "encoder 1")
+    pictures.save(picture, tmp_path)
+    assert pictures.load(tmp_path, "fig3c", "encoder 1") is None
+    pictures.save(Picture(**{**vars(picture), "mark": "encoder 1"}), tmp_path)
+    again = pictures.load(tmp_path, "fig3c", "encoder 1")
     assert again is not None
     assert (again.title, again.numbers, again.figure) == (picture.title, picture.numbers, None)
-    assert figures.load(tmp_path, "fig3c", "encoder 2") is None
+    assert pictures.load(tmp_path, "fig3c", "encoder 2") is None
     (tmp_path / "fig3c.json").write_text("{")
-    assert figures.load(tmp_path, "fig3c", "encoder 1") is None
+    assert pictures.load(tmp_path, "fig3c", "encoder 1") is None
 
 
 def test_a_missing_extra_is_named(monkeypatch):
@@ -266,4 +281,4 @@ def test_a_missing_extra_is_named(monkeypatch):
     with pytest.raises(InputError, match=r"hardmix\[analysis\]"):
         check_installed()
     with pytest.raises(InputError, match=r"hardmix\[analysis\]"):
-        figures.fig2b(LINES)
+        fig2.fig2b(LINES)

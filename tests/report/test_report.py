@@ -10,7 +10,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hardmix.report.reading import read_runs, short_names
 
 from fake_runs import (
     config_of,
@@ -22,14 +21,18 @@ from fake_runs import (
     write_figures,
     write_run,
 )
+from hardmix.analysis.over_training import steps_per_epoch
 from hardmix.commands import main as cli
 from hardmix.errors import InputError
 from hardmix.paper.numbers import paper_beside, paper_rows
-from hardmix.report.grouping import evaluations_of, group_runs
+from hardmix.report.evaluation_tables import evaluations_of
+from hardmix.report.grouping import group_runs
 from hardmix.report.page import data_block, visible, write_report
 from hardmix.report.provenance import commands_of, differences
 from hardmix.report.svg import safe_svg
-from hardmix.report.training_curves import MOST_POINTS, curves_of_run, steps_per_epoch, thinned
+from hardmix.report.training_curves import MOST_POINTS, curves_of_run, thinned
+from hardmix.runs.reading import read_runs, short_names
+from hardmix.settings.saved import flatten
 
 EMPTY_ELEMENTS = {"meta", "link", "img", "br", "input", "col"}
 HOSTILE = [
@@ -225,9 +228,8 @@ LINEAR = {"protocol": "preset imagenet100", "data": "imagenet100"}
     ],
 )
 def test_the_paper_s_own_settings_are_comparable_with_table_1(method, oracle, value, std):
-    beside = paper_beside(
-        config_of(method, recipe="imagenet100", oracle=oracle), "linear", "top1", LINEAR
-    )
+    chosen = flatten(config_of(method, recipe="imagenet100", oracle=oracle))
+    beside = paper_beside(chosen, "linear", "top1", LINEAR)
     assert (beside.row.value, beside.row.std, beside.row.place) == (value, std, "Table 1")
     assert beside.comparable
     assert beside.sentence.startswith("Comparable with Table 1 as far as it goes: ")
@@ -254,20 +256,20 @@ def test_the_paper_s_own_settings_are_comparable_with_table_1(method, oracle, va
 )
 def test_a_run_that_differs_from_the_paper_s_says_in_what(changes, result, reason):
     config = config_of("mochi", recipe="imagenet100", **changes)
-    beside = paper_beside(config, "linear", "top1", LINEAR | result)
+    beside = paper_beside(flatten(config), "linear", "top1", LINEAR | result)
     assert not beside.comparable
     assert beside.sentence.startswith("Not comparable: ")
     assert reason in beside.sentence
 
 
 def test_the_paper_s_row_of_the_same_length_and_queue_is_chosen():
-    half = config_of("mochi", recipe="imagenet100", train__stop_epoch=100)
+    half = flatten(config_of("mochi", recipe="imagenet100", train__stop_epoch=100))
     beside = paper_beside(half, "linear", "top1", LINEAR)
     assert (beside.row.value, beside.comparable) == (73.6, True)
-    short_queue = config_of("moco-v2", recipe="imagenet100", train__queue_size=4096)
+    short_queue = flatten(config_of("moco-v2", recipe="imagenet100", train__queue_size=4096))
     assert paper_beside(short_queue, "linear", "top1", LINEAR).row.value == 77.5
     assert paper_beside(short_queue, "none", "top1", {}).row is None
-    assert paper_beside(config_of(), "linear", "top1", {}).row is None
+    assert paper_beside(flatten(config_of()), "linear", "top1", {}).row is None
 
 
 def test_the_paper_s_numbers_come_with_the_package():

@@ -90,7 +90,7 @@ def test_a_script_that_is_not_ours_is_refused_by_the_page_itself(chrome, page, t
 def test_the_table_shows_the_means_of_the_result_files(chrome, page):
     chrome.show(page)
     cells = chrome.run(
-        "[...document.querySelectorAll('[data-evaluation=\"k-NN\"] tbody tr')]"
+        "[...document.querySelectorAll('[data-evaluation=knn] tbody tr')]"
         ".map(row => [...row.cells].map(cell => cell.textContent.trim()))"
     )
     # 0.50, 0.52 and 0.54, 0.56: the deviation of a sample of two is their distance over root two.

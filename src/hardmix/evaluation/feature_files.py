@@ -44,9 +44,12 @@ def write_features(run: Path, data: DataConfig, out: Path) -> list[Path]:
 
 
 def features_of(encoder: TrainedEncoder, data: DataConfig) -> tuple[Features, ImageSet]:
-    """Features of every training image of a data set, and the set."""
+    """Features of every training image of a data set, and the set.
+
+    In float32: they leave the program, and are then what the encoder gives on any machine.
+    """
     images = open_images(data, "train")
-    compute = choose_compute()
+    compute = choose_compute(precision="fp32")
     features = extract(encoder.to(compute.device), images, data, compute=compute)
     encoder.to("cpu")
     return features, images

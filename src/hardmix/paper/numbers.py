@@ -3,18 +3,20 @@
 results.csv has one line per number of the paper's tables and of Fig. 3: facts only.
 A run is called comparable where its settings are those of the recipe, which are the paper's as far
 as it states them, and where it was evaluated by the paper's protocol. What the paper leaves open is
-said each time. Configs come as plain values: they may be of older versions.
+said each time. Settings come as plain values by their dotted names: they may be of older versions.
 """
 
 import csv
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from hardmix.settings.methods import METHOD_FACTS
 from hardmix.settings.recipes import RECIPES
+from hardmix.settings.saved import FACTS, settings
+from hardmix.settings.titles import COUNTS
 
 DATA_SETS = {"imagenet100": "ImageNet-100", "imagenet1k": "ImageNet-1k"}
 """Recipes that repeat runs of the paper, and the paper's name of their images."""
@@ -45,35 +47,26 @@ PLACES = {
 }
 """Where a number is printed, the first to be cited first."""
 
-SETTING_NAMES = {
-    "data.num_images": "number of images",
-    "data.image_size": "image size",
-    "data.channels": "channels",
-    "data.augmentation": "augmentation",
-    "data.blur": "blur",
-    "data.min_scale": "smallest crop",
-    "model.backbone": "backbone",
-    "model.head": "head",
-    "model.dim": "embedding dimensions",
-    "model.key_momentum": "key momentum",
-    "model.key_bn_splits": "groups of the key batch norm",
-    "mix.warm_up_epochs": "epochs without mixing",
-    "mix.warm_up_steps": "steps without mixing",
-    "mix.strategy": "mixing strategy",
-    "mix.real_negatives": "real negatives",
-    "mix.through_query": "gradient through the query",
-    "optimizer.lr": "learning rate",
-    "optimizer.momentum": "SGD momentum",
-    "optimizer.weight_decay": "weight decay",
-    "optimizer.schedule": "schedule",
-    "optimizer.milestones": "epochs of the step schedule",
-    "train.batch_size": "batch size",
-    "train.accumulate": "parts of a batch",
-    "train.temperature": "temperature",
-    "train.queue_start": "start of the queue",
-    "train.exclude_same_image": "keys of the same image",
+NOT_COMPARED = {
+    *(
+        "recipe",
+        "method",
+        "oracle",
+        "train.epochs",
+        "train.stop_epoch",
+        "train.queue_size",
+        *COUNTS,
+    ),
+    *("data.name", "data.root"),
+    *("train.seed", "train.precision", "data.max_pixels"),
 }
-"""Settings that make a result another one; epochs, queue, N, s and s' are compared with the row."""
+"""Settings that choose the paper's row and are compared with it, that are told from the images, or
+that make no result another one."""
+
+SETTING_NAMES = {
+    name: facts.name for name, facts in FACTS.items() if facts.identity and name not in NOT_COMPARED
+}
+"""Settings that make a result another one."""
 
 
 @dataclass(frozen=True)
@@ -131,13 +124,13 @@ def paper_rows() -> tuple[PaperRow, ...]:
 
 
 def paper_beside(
-    config: Mapping[str, Any], task: str, metric: str, result: Mapping[str, Any]
+    chosen: Mapping[str, Any], task: str, metric: str, result: Mapping[str, Any]
 ) -> Beside:
-    """The paper's number for this config; `task` and `metric` are as in the table of numbers."""
-    recipe, method = str(config.get("recipe")), str(config.get("method"))
+    """The paper's number for these settings; `task` and `metric` are as in the table of numbers."""
+    recipe, method = str(chosen.get("recipe")), str(chosen.get("method"))
     if recipe not in DATA_SETS or method not in METHODS:
         return Beside(None, False, "The paper has no run of this recipe.")
-    wanted = (DATA_SETS[recipe], task, metric, METHODS[method], bool(config.get("oracle")))
+    wanted = (DATA_SETS[recipe], task, metric, METHODS[method], bool(chosen.get("oracle")))
     rows = [
         row
         for row in paper_rows()
@@ -146,12 +139,12 @@ def paper_beside(
     ]
     if not rows:
         return Beside(None, False, "The paper prints no such number.")
-    row = min(rows, key=lambda each: _distance(each, config))
+    row = min(rows, key=lambda each: _distance(each, chosen))
     evaluated = _linear_unlike(recipe, result) if task == "linear" else _detection_unlike(result)
     reasons = [
-        *_other_images(recipe, config, result if task == "linear" else {}),
-        *_unlike_row(row, config),
-        *_unlike_recipe(config),
+        *_other_images(recipe, chosen, result if task == "linear" else {}),
+        *_unlike_row(row, chosen),
+        *_unlike_recipe(chosen),
         *evaluated,
     ]
     if reasons:
@@ -180,9 +173,10 @@ def _linear_unlike(recipe: str, result: Mapping[str, Any]) -> list[str]:
 
 def _detection_unlike(result: Mapping[str, Any]) -> list[str]:
     """Other steps, batches, start or test images than the paper's detectors (Sec. 5.2)."""
-    settings, images = _group(result, "settings"), _group(result, "images")
-    wanted = DETECTORS.get(str(settings.get("task")), {})
-    ours = {**settings, "test images": images.get("test")}
+    parts = (result.get("settings"), result.get("images"))
+    detector, images = (part if isinstance(part, dict) else {} for part in parts)
+    wanted = DETECTORS.get(str(detector.get("task")), {})
+    ours = {**detector, "test images": images.get("test")}
     return [
         f"{words.replace('_', ' ')} {_said(ours.get(words))} instead of {value}"
         for words, value in wanted.items()
@@ -211,19 +205,18 @@ def _row(line: Mapping[str, str]) -> PaperRow:
     )
 
 
-def _distance(row: PaperRow, config: Mapping[str, Any]) -> tuple[int, float, int]:
+def _distance(row: PaperRow, chosen: Mapping[str, Any]) -> tuple[int, float, int]:
     """Rows by how many settings differ, then how far epochs are away, then where they stand."""
-    train = _group(config, "train")
-    far = abs((row.epochs or 0) - (_epochs(config) or 0))
-    other_temperature = row.temperature not in (None, train.get("temperature"))
-    differences = len(_unlike_row(row, config)) + other_temperature
+    far = abs((row.epochs or 0) - (_epochs(chosen) or 0))
+    other_temperature = row.temperature not in (None, chosen.get("train.temperature"))
+    differences = len(_unlike_row(row, chosen)) + other_temperature
     return differences, far, list(PLACES).index(row.source)
 
 
-def _other_images(recipe: str, config: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
-    """Trained or evaluated on other images; a config without a name has those of the result."""
+def _other_images(recipe: str, chosen: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
+    """Trained or evaluated on other images; settings without a name have those of the result."""
     wanted = OUR_DATA_NAMES[recipe]
-    named = _group(config, "data").get("name")
+    named = chosen.get("data.name")
     evaluated = str(result.get("data", named or "unknown images"))
     trained = named or evaluated
     reasons = [] if trained == wanted else [f"trained on {trained} instead of {DATA_SETS[recipe]}"]
@@ -232,16 +225,15 @@ def _other_images(recipe: str, config: Mapping[str, Any], result: Mapping[str, A
     return reasons
 
 
-def _unlike_row(row: PaperRow, config: Mapping[str, Any]) -> list[str]:
+def _unlike_row(row: PaperRow, chosen: Mapping[str, Any]) -> list[str]:
     """Differences in what the paper's tables name: epochs, queue, (N, s, s')."""
-    mix, queue = _group(config, "mix"), _group(config, "train").get("queue_size")
-    ours = tuple(mix.get(name) for name in ("num_hardest", "num_pairs", "num_with_query"))
-    epochs = _epochs(config)
+    queue, planned = chosen.get("train.queue_size"), chosen.get("train.epochs")
+    ours = tuple(chosen.get(name) for name in COUNTS)
+    epochs = _epochs(chosen)
     reasons = []
     if row.epochs is not None and row.epochs != epochs:
         reasons.append(f"{_said(epochs)} epochs instead of {row.epochs}")
-    elif row.epochs in SCHEDULES and _group(config, "train").get("epochs") != SCHEDULES[row.epochs]:
-        planned = _group(config, "train").get("epochs")
+    elif row.epochs in SCHEDULES and planned != SCHEDULES[row.epochs]:
         reasons.append(
             f"a schedule of {_said(planned)} epochs, where the paper stops one of"
             f" {SCHEDULES[row.epochs]} at {row.epochs}"
@@ -255,36 +247,28 @@ def _unlike_row(row: PaperRow, config: Mapping[str, Any]) -> list[str]:
     return reasons
 
 
-def _unlike_recipe(config: Mapping[str, Any]) -> list[str]:
+def _unlike_recipe(chosen: Mapping[str, Any]) -> list[str]:
     """Differences from the recipe's own settings, in the order of SETTING_NAMES."""
-    method = str(config["method"])
-    built = RECIPES[str(config["recipe"])].build(method, bool(config.get("oracle")))
-    paper = dataclasses.asdict(built)
+    method = str(chosen["method"])
+    paper = settings(RECIPES[str(chosen["recipe"])].build(method, bool(chosen.get("oracle"))))
     reasons = []
-    for setting, words in SETTING_NAMES.items():
-        group, name = setting.split(".")
-        if group == "mix" and method != "mochi":
+    for name, words in SETTING_NAMES.items():
+        if not METHOD_FACTS[method].uses(name):
             continue
-        ours, theirs = _group(config, group).get(name, "unknown"), paper[group][name]
+        if name == "optimizer.milestones" and paper["optimizer.schedule"] != "step":
+            continue
+        ours, theirs = chosen.get(name, "unknown"), paper[name]
         if isinstance(theirs, tuple):  # JSON has lists alone
             theirs = list(theirs)
-        if setting == "optimizer.milestones" and paper["optimizer"]["schedule"] != "step":
-            continue
         if ours != theirs:
             reasons.append(f"{words} {_said(ours)} instead of {_said(theirs)}")
     return reasons
 
 
-def _group(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    group = config.get(name)
-    return group if isinstance(group, dict) else {}
-
-
-def _epochs(config: Mapping[str, Any]) -> int | None:
+def _epochs(chosen: Mapping[str, Any]) -> int | None:
     """Epochs trained: the paper's 100 are the first 100 of a schedule of 200."""
-    train = _group(config, "train")
-    numbers = [n for n in (train.get("epochs"), train.get("stop_epoch")) if isinstance(n, int)]
-    return min(numbers, default=None)
+    found = (chosen.get("train.epochs"), chosen.get("train.stop_epoch"))
+    return min((number for number in found if isinstance(number, int)), default=None)
 
 
 def _said(value: object) -> str:

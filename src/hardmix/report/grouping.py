@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hardmix.runs.labels import identity, label_runs, own_facts
+from hardmix.runs.labels import identity, label_runs
 from hardmix.runs.reading import RunRecord
+from hardmix.settings.saved import own_facts
 
 BASELINE = "moco-v2"
 POOLED = ("train.seed",)
@@ -55,7 +56,7 @@ def group_key(settings: Mapping[str, Any]) -> str:
 
 def baseline_key(settings: Mapping[str, Any]) -> str:
     """The group key of MoCo-v2 runs that differ by the method and what belongs to it alone."""
-    own = own_facts(settings)
+    own = own_facts(settings.get("method"))
     shared = {name: value for name, value in settings.items() if name not in own}
     return group_key({**shared, "method": BASELINE})
 

@@ -7,32 +7,24 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from hardmix.settings.facts import SettingFacts, facts_of
-from hardmix.settings.methods import METHOD_FACTS, MethodFacts
-from hardmix.settings.saved import FACTS, LABELS, MAY_DIFFER
+from hardmix.settings.methods import METHOD_FACTS
+from hardmix.settings.saved import FACTS, LABELS, MAY_DIFFER, own_facts
 from hardmix.settings.titles import method_title
 
-PLAIN = ("mochi", "keep")
-"""The paper's own mixing, which goes without saying."""
+UNSAID = ("mochi", "keep", None)
+"""The paper's own mixing, which goes without saying, and what was left unset."""
 
 
 def method_uses(settings: Mapping[str, Any], name: str, *, unknown: bool = True) -> bool:
     """Whether a setting means anything to the method; `unknown` for one this version lacks."""
-    facts = _method_facts(settings)
+    method = settings.get("method")
+    facts = METHOD_FACTS.get(method) if isinstance(method, str) else None
     return unknown if facts is None else facts.uses(name)
-
-
-def own_facts(settings: Mapping[str, Any]) -> dict[str, SettingFacts]:
-    """The facts of the settings that only this method has, by their dotted names."""
-    facts = _method_facts(settings)
-    if facts is None or facts.options is None:
-        return {}
-    return {f"{settings['method']}.{name}": each for name, each in facts_of(facts.options).items()}
 
 
 def known_settings(settings: Mapping[str, Any]) -> set[str]:
     """Names of all that this version knows of a run of this method."""
-    return (set(FACTS) - {"options"}) | set(own_facts(settings))
+    return FACTS.keys() | own_facts(settings.get("method")).keys()
 
 
 def identity(settings: Mapping[str, Any], *, pooled: Collection[str] = ()) -> dict[str, Any]:
@@ -40,7 +32,8 @@ def identity(settings: Mapping[str, Any], *, pooled: Collection[str] = ()) -> di
 
     `pooled` are left out too: runs that differ in them alone are taken together.
     """
-    free = {name for name, facts in own_facts(settings).items() if not facts.identity}
+    own = own_facts(settings.get("method"))
+    free = {name for name, facts in own.items() if not facts.identity}
     return {
         name: value
         for name, value in settings.items()
@@ -79,19 +72,15 @@ def tell_apart(labels: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> 
     told = []
     for label, own in zip(labels, settings, strict=True):
         same = [each for other, each in zip(labels, settings, strict=True) if other == label]
-        words = LABELS | {k: facts.label for k, facts in own_facts(own).items() if facts.label}
+        of_method = own_facts(own.get("method"))
+        words = LABELS | {k: facts.label for k, facts in of_method.items() if facts.label}
         parts = [
             text.format(own[name])
             for name, text in words.items()
             if name in own
-            and own[name] not in PLAIN
+            and own[name] not in UNSAID
             and any(each.get(name) != own[name] for each in same)
             and method_uses(own, name)
         ]
         told.append(", ".join([label, *parts]))
     return told
-
-
-def _method_facts(settings: Mapping[str, Any]) -> MethodFacts | None:
-    method = settings.get("method")
-    return METHOD_FACTS.get(method) if isinstance(method, str) else None

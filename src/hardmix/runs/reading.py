@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from hardmix.errors import InputError
 from hardmix.runs.folder import Run, logged_objects
-from hardmix.runs.labels import known_settings, label_runs, method_uses, own_facts
+from hardmix.runs.labels import known_settings, label_runs, method_uses
 from hardmix.settings.config import PretrainConfig
-from hardmix.settings.saved import MAY_DIFFER, build_config, flatten
+from hardmix.settings.saved import MAY_DIFFER, build_config, own_facts, recorded
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def read_run(path: Path, name: str | None = None) -> RunRecord:
     missing: list[str] = []
     name = short_names([path])[0] if name is None else name
     values = _read_object(run.config_file, name, missing) or {}
-    settings = flatten(values)
+    settings = recorded(values)
     record = RunRecord(
         run=run,
         name=name,
@@ -108,7 +108,7 @@ def read_run(path: Path, name: str | None = None) -> RunRecord:
         results=_read_results(run, name, missing),
         missing=missing,
     )
-    if not record.is_empty:
+    if not record.is_empty or run.config_file.exists():
         return record
     why = "is not a run: it has no config.json" if path.is_dir() else "is not a folder"
     return replace(record, missing=[f"{path} {why}."])
@@ -121,7 +121,7 @@ def with_new_results(record: RunRecord) -> RunRecord:
 
 def read_settings(run: Run) -> dict[str, Any]:
     """The settings of config.json alone, as recorded; none where it cannot be read."""
-    return flatten(_read_object(run.config_file, run.path.name, []) or {})
+    return recorded(_read_object(run.config_file, run.path.name, []) or {})
 
 
 def read_metrics(run: Run, name: str, missing: list[str]) -> list[dict[str, Any]]:
@@ -219,8 +219,7 @@ def _read_config(
     if not values:
         missing.append(f"{name} is named by its folder alone.")
         return None
-    settings = flatten(values)
-    missing.extend(_unknown_settings(name, settings))
+    missing.extend(_unknown_settings(name, recorded(values)))
     try:
         return build_config(values, str(run.config_file))
     except (InputError, TypeError, ValueError) as error:
@@ -230,7 +229,8 @@ def _read_config(
 
 def _unknown_settings(name: str, settings: dict[str, Any]) -> list[str]:
     known = known_settings(settings)
-    free = {each for each, facts in own_facts(settings).items() if not facts.identity}
+    own = own_facts(settings.get("method"))
+    free = {each for each, facts in own.items() if not facts.identity}
     unknown = sorted(settings.keys() - known)
     absent = sorted(
         each for each in known - settings.keys() - MAY_DIFFER - free if method_uses(settings, each)

@@ -78,7 +78,7 @@ class DataConfig:
     """MoCo-v2's Gaussian blur; those who train on 32 pixels drop it."""
     min_scale: float = setting(0.2, name="smallest crop")
     """Smallest share of the image's area that a random crop takes."""
-    views: str | None = setting(None, name="own views")
+    views: str | None = setting(None, name="own views", later=True)
     """'mypackage:make_views': a function of yours that gives a torchvision v2 or albumentations
     pipeline, applied once for each view in place of crop and `augmentation`."""
     max_pixels: int = 89_000_000
@@ -159,21 +159,21 @@ class MixConfig:
 class OptimizerConfig:
     """The optimizer and its learning rate."""
 
-    name: OptimizerName = setting("sgd", label="{}", name="optimizer")
+    name: OptimizerName = setting("sgd", label="{}", name="optimizer", later=True)
     """SGD as official MoCo, LARS for large batches (You et al. 2017), or AdamW."""
     lr: float = setting(0.03, label="learning rate {}", name="learning rate")
     """Initial learning rate; the paper has 0.03 for batches of 128 and of 256."""
     momentum: float = setting(0.9, name="momentum of the optimizer")
     """Of SGD and LARS; that of the key encoder is `model.key_momentum`."""
-    betas: tuple[float, ...] = (0.9, 0.999)
+    betas: tuple[float, ...] = setting((0.9, 0.999), later=True)
     """Of AdamW."""
     weight_decay: float = 1e-4
     """On all weights, those of batch norm too, as in official MoCo."""
-    decay_all: bool = setting(True, name="weight decay on norms and biases")
+    decay_all: bool = setting(True, name="weight decay on norms and biases", later=True)
     """Whether norms and biases are decayed too. LARS takes those that are not as they come."""
-    clip: float | None = setting(None, name="largest gradient norm")
+    clip: float | None = setting(None, name="largest gradient norm", later=True)
     """Scale gradients down to this norm where they are longer; unset: never."""
-    warm_up_epochs: float = setting(0, name="epochs of rising learning rate")
+    warm_up_epochs: float = setting(0, name="epochs of rising learning rate", later=True)
     """Epochs over which the learning rate rises from 0, step by step, before the schedule."""
     schedule: Schedule = "cosine"
     """MoCo-v2's cosine, once an epoch, or MoCo-v1's steps."""
@@ -234,7 +234,7 @@ class TrainConfig:
     """Seconds that processes wait for one that is silent, before the run ends."""
     tensorboard: bool = setting(False, resume=True, identity=False)
     """Write RUN/tensorboard beside metrics.jsonl; needs hardmix[tensorboard]."""
-    wandb: bool = setting(False, resume=True, identity=False)
+    wandb: bool = setting(False, resume=True, identity=False, later=True)
     """Send the same lines to Weights & Biases; needs hardmix[wandb]."""
     profile: bool = setting(False, resume=True, identity=False)
     """Measure where the time of a step goes: a table at the end, and RUN/profile.json."""

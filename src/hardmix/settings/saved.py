@@ -15,8 +15,10 @@ from hardmix.settings.methods import METHOD_FACTS
 
 Config = TypeVar("Config")
 
-FACTS: dict[str, SettingFacts] = facts_of(PretrainConfig)
-"""Of every shared setting of a run, by its dotted name."""
+FACTS: dict[str, SettingFacts] = {
+    name: facts for name, facts in facts_of(PretrainConfig).items() if name != "options"
+}
+"""Of every shared setting of a run, by its dotted name; `own_facts` has those of a method."""
 
 MAY_CHANGE = frozenset(name for name, facts in FACTS.items() if facts.resume)
 """Settings that may differ when a run is resumed. A folder may move: its images are compared."""
@@ -29,6 +31,14 @@ MAY_DIFFER = frozenset(name for name, facts in FACTS.items() if not facts.identi
 
 LABELS = {name: facts.label for name, facts in FACTS.items() if facts.label}
 """How tables and figures tell two runs apart, in the order in which it is written."""
+
+
+def own_facts(method: object) -> dict[str, SettingFacts]:
+    """Of the settings that only this method has, by their dotted names ("NAME.setting")."""
+    known = METHOD_FACTS.get(method) if isinstance(method, str) else None
+    if known is None or known.options is None:
+        return {}
+    return {f"{method}.{name}": facts for name, facts in facts_of(known.options).items()}
 
 
 def to_json(config: Any) -> bytes:
@@ -117,11 +127,26 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def recorded(config: Mapping[str, Any]) -> dict[str, Any]:
+    """As `flatten`; settings that are younger than the file have their defaults."""
+    found = flatten(config)
+    return found | {name: LATER[name] for name in LATER.keys() - found.keys()} if found else {}
+
+
+LATER: dict[str, Any] = {
+    name: list(value) if isinstance(value, tuple) else value  # as JSON has it
+    for name, value in settings(PretrainConfig()).items()
+    if name in FACTS and FACTS[name].later
+}
+"""Settings that runs of older versions do not record, with what they did."""
+
+
 def check_same_run(old: PretrainConfig, new: PretrainConfig) -> None:
     """Refuse to resume with other settings than the run's, but for those that may change."""
     before, after = settings(old), settings(new)
+    facts = FACTS | own_facts(old.method)
     for name, value in before.items():
-        if value != after[name] and name not in MAY_CHANGE:
+        if value != after[name] and not facts[name].resume:
             raise InputError(
                 f"{name} cannot change from {value} to {after[name]} on --resume: it would be"
                 " another run; leave it out, or start one in another folder."
