@@ -94,6 +94,15 @@ def all_ranks(job, *arguments, **options):
     assert set(wait(start(job, *arguments, **options))) == {0}
 
 
+def in_two_processes(check):
+    """check(rank) on both of two processes that can talk to each other."""
+    all_ranks(_with_rank, check)
+
+
+def _with_rank(check):
+    check(torch.distributed.get_rank())
+
+
 def _run(launch, timeout, output, job, arguments):
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"

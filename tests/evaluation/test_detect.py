@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from test_detection_data import shared, thing, voc_image, voc_lists  # noqa: F401
-from test_distributed import in_two_processes
 from torch import nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
@@ -44,6 +43,7 @@ from hardmix.runtime.console import progress
 from hardmix.runtime.distributed import rank
 from hardmix.settings.detection_options import SCHEDULES, DetectionConfig, schedule_of, with_batch
 from hardmix.settings.recipes import RECIPES
+from ranks import in_two_processes
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -229,7 +229,7 @@ def check_synced(number):
 
 
 def test_two_processes_normalise_as_one_with_the_whole_batch(tmp_path):
-    in_two_processes(check_synced, tmp_path)
+    in_two_processes(check_synced)
 
 
 def test_on_one_process_synchronised_batch_norm_is_batch_norm_to_the_bit():
@@ -493,7 +493,7 @@ def test_two_processes_train_one_detector(cells, tmp_path):
     torch.save(very_narrow().state_dict(), cells / "trunk.pt")
     out = tmp_path / "two"
     out.mkdir()
-    in_two_processes(_Check(cells, out), tmp_path)
+    in_two_processes(_Check(cells, out))
     one, two = torch.load(out / "0.pt"), torch.load(out / "1.pt")
     assert one == two
     # The checkpoint, tested by one process, gives what two processes found together.

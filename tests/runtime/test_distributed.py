@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.distributed
-import torch.multiprocessing
 from torch import nn
 
 from hardmix.errors import InputError
@@ -15,6 +14,7 @@ from hardmix.models.encoders import (
     split_batch_norm,
 )
 from hardmix.runtime.distributed import broadcast, gather, is_main, rank, world_size
+from ranks import in_two_processes
 
 
 def test_one_process_is_the_main_one_and_gathers_itself():
@@ -22,22 +22,6 @@ def test_one_process_is_the_main_one_and_gathers_itself():
     assert (rank(), world_size(), is_main()) == (0, 1, True)
     assert gather(tensor) is tensor
     assert broadcast(tensor) is tensor
-
-
-def in_two_processes(check, tmp_path):
-    arguments = (check, f"file://{tmp_path}/meeting-point")
-    torch.multiprocessing.spawn(_start, arguments, nprocs=2)
-
-
-def _start(number, check, meeting_point):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=meeting_point, rank=number, world_size=2
-    )
-    try:
-        check(number)
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def images_of_all() -> torch.Tensor:
@@ -121,5 +105,5 @@ def check_groups_are_spread(number):
         QueryKeyPair(encoder(), key_bn_splits=3)
 
 
-def test_two_processes(tmp_path):
-    in_two_processes(check_everything, tmp_path)
+def test_two_processes():
+    in_two_processes(check_everything)

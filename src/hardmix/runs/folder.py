@@ -73,13 +73,18 @@ class Run:
     def open(cls, path: Path | str) -> "Run":
         """A run that exists."""
         run = cls(path)
-        if not run.config_file.exists():
+        if not run.exists:
             raise InputError(f"{run.path} is not a run: it has no config.json.")
         return run
 
+    @property
+    def exists(self) -> bool:
+        """Whether the folder holds a run, finished or not."""
+        return self.config_file.exists()
+
     def resumes(self, resume: Resume) -> bool:
         """Whether there is a run to go on with; refused where the answer is not the one wanted."""
-        exists = self.config_file.exists()
+        exists = self.exists
         if exists and not resume:
             raise InputError(
                 f"--out {self.path} already holds a run: add --resume to go on with it, or choose"

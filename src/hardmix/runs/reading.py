@@ -108,7 +108,7 @@ def read_run(path: Path, name: str | None = None) -> RunRecord:
         results=_read_results(run, name, missing),
         missing=missing,
     )
-    if not record.is_empty or run.config_file.exists():
+    if not record.is_empty or run.exists:
         return record
     why = "is not a run: it has no config.json" if path.is_dir() else "is not a folder"
     return replace(record, missing=[f"{path} {why}."])

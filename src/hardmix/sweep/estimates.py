@@ -35,7 +35,7 @@ def state_of(run: Run) -> State:
     """The encoder is written last: with it a run is finished."""
     if run.encoder_file.exists():
         return "finished"
-    return "begun" if run.config_file.exists() else "new"
+    return "begun" if run.exists else "new"
 
 
 def measure_speed(plan: Plan) -> Speed:
@@ -114,12 +114,12 @@ def show_plan(plan: Plan) -> None:
     say(f"Estimated time: {total} of training, {speed.source}; evaluations come on top.")
 
 
-def shown_mix(row: Row, config: PretrainConfig) -> tuple[str, str]:
+def shown_mix(config: PretrainConfig) -> tuple[str, str]:
     """(N, s, s') and K as they are trained; a dash where the method has none."""
     mix = config.mix
     counts = f"({mix.num_hardest}, {mix.num_pairs}, {mix.num_with_query})"
-    queue = "-" if row.method == "supervised" else str(config.train.queue_size)
-    return counts if row.method == "mochi" else "-", queue
+    queue = str(config.train.queue_size) if config.uses("train.queue_size") else "-"
+    return counts if config.uses("mix.num_pairs") else "-", queue
 
 
 def _describe(row: Row, plan: Plan, jobs: dict[str, Job], speed: Speed) -> list[str]:
@@ -133,7 +133,7 @@ def _describe(row: Row, plan: Plan, jobs: dict[str, Job], speed: Speed) -> list[
     runs = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     return [
         row.label,
-        *shown_mix(row, configs[0]),
+        *shown_mix(configs[0]),
         epochs,
         runs,
         in_words(seconds_of(own, plan, speed)),

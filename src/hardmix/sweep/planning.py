@@ -182,15 +182,15 @@ def run_name(config: PretrainConfig) -> str:
         for name, value in settings(config).items()
         if name in NAMING
         and value != usual[name]
-        and (config.method == "mochi" or not name.startswith("mix."))
+        and (config.uses(name) or not name.startswith("mix."))
     }
     text = json.dumps(chosen, sort_keys=True)
     words = [config.recipe, config.method]
-    if config.method == "mochi":
+    if config.uses("mix.num_pairs"):
         words.append(f"{mix.num_hardest}-{mix.num_pairs}-{mix.num_with_query}")
         words += [mix.strategy] if mix.strategy != "mochi" else []
     words += ["oracle"] if config.oracle else []
-    words += [f"k{train.queue_size}"] if config.method != "supervised" else []
+    words += [f"k{train.queue_size}"] if config.uses("train.queue_size") else []
     words.append(f"e{train.epochs}" if train.stop_epoch is None else f"e{train.stop_epoch}")
     words.append(hashlib.sha256(text.encode()).hexdigest()[:8])
     return f"{'-'.join(words)}-seed{train.seed}"

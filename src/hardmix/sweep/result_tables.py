@@ -39,7 +39,7 @@ def show_tables(result: SweepResult) -> None:
         rows = []
         for line in result.lines:
             cell = line.cells[number]
-            row = [line.row.label, *shown_mix(line.row, line.config), seeds_text(line, result)]
+            row = [line.row.label, *shown_mix(line.config), seeds_text(line, result)]
             row += [mean_text(cell, measure), gain_text(cell, measure)]
             rows.append(row + ([paper_text(cell), paper_gain_text(cell)] if beside else []))
         columns = ["", "(N, s, s')", "K", "seeds", "mean ± std", gain_title(measure)]
@@ -123,7 +123,7 @@ def as_latex(result: SweepResult) -> str:
         columns += ["paper", "its gain"] if _has_paper(result, number) else []
     body = []
     for line in result.lines:
-        cells = [line.row.label, *shown_mix(line.row, line.config), seeds_text(line, result)]
+        cells = [line.row.label, *shown_mix(line.config), seeds_text(line, result)]
         for number, (measure, cell) in enumerate(zip(result.measures, line.cells, strict=True)):
             cells += [mean_text(cell, measure), gain_text(cell, measure)]
             if _has_paper(result, number):
@@ -196,12 +196,13 @@ def _has_paper(result: SweepResult, number: int) -> bool:
 
 def _setting(line: TableRow) -> dict[str, Any]:
     """As trained; None where the method has no such setting."""
-    mixes, config = line.row.method == "mochi", line.config
+    config = line.config
+    mixes = config.uses("mix.num_pairs")
     return {
         "num_hardest": config.mix.num_hardest if mixes else None,
         "num_pairs": config.mix.num_pairs if mixes else None,
         "num_with_query": config.mix.num_with_query if mixes else None,
-        "queue_size": None if line.row.method == "supervised" else config.train.queue_size,
+        "queue_size": config.train.queue_size if config.uses("train.queue_size") else None,
         "epochs": config.train.stop_epoch or config.train.epochs,
         "seeds_finished": len(line.runs),
     }

@@ -132,7 +132,7 @@ def _epochs_at(row: Row, length: Fraction) -> tuple[int, int | None]:
 
 def _temperature_at(row: Row, base: PretrainConfig, chosen: float | None) -> float:
     """A tau that is the paper's for MoCo-v2 becomes the chosen one, or the recipe's for MoCo-v2."""
-    if row.method == "supervised":
+    if not base.uses("train.temperature"):
         return base.train.temperature
     usual = TrainConfig().temperature
     own = base.train.temperature if row.temperature is None else row.temperature

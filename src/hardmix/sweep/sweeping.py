@@ -14,7 +14,7 @@ from pathlib import Path
 from hardmix.analysis.analyze import compare
 from hardmix.analysis.figures.picture import save
 from hardmix.errors import InputError, LockedError, UnfinishedError
-from hardmix.report.page import write_report
+from hardmix.report.page import write_page
 from hardmix.runs.folder import Run
 from hardmix.runs.reading import read_run, read_runs
 from hardmix.runtime.atomic_files import locked_folder, write_atomically
@@ -137,7 +137,7 @@ def run_job(job: Job, plan: Plan, stop: StopRequest) -> list[Failure] | None:
 def train(job: Job, plan: Plan) -> Run:
     """Train the run, go on with it, or find it finished."""
     run = Run(plan.folder(job.name))
-    if run.config_file.exists() and run_name(run.config()) != job.name:
+    if run.exists and run_name(run.config()) != job.name:
         raise InputError(
             f"{run.path} holds another run ({run_name(run.config())}): its config.json was changed;"
             " move the folder away, and this sweep trains the run anew."
@@ -145,7 +145,7 @@ def train(job: Job, plan: Plan) -> Run:
     if state_of(run) == "finished":
         say(f"{job.name} is finished: its encoder is used.")
         return run
-    if job.continues is not None and not run.config_file.exists():
+    if job.continues is not None and not run.exists:
         copy_start(Run(plan.folder(job.continues)), run)
     try:
         return pretrain(job.config, run.path, resume="auto")
@@ -212,7 +212,8 @@ def tell(plan: Plan, outcome: Outcome) -> None:
 def draw(plan: Plan, runs: list[Path]) -> None:
     """DIR/figures and DIR/report.html; what cannot be drawn is said."""
     out = plan.options.out
-    pictures, missing = compare(read_runs(runs))
+    records = read_runs(runs)
+    pictures, missing = compare(records)
     for picture in pictures:
         save(picture, out / "figures")
     for sentence in missing[:SAID]:
@@ -220,7 +221,7 @@ def draw(plan: Plan, runs: list[Path]) -> None:
     if len(missing) > SAID:
         warn(f"{len(missing) - SAID} more things are missing: the report's last section names them")
     try:
-        write_report(runs, out / "report.html")
+        write_page(records, out / "report.html")
     except InputError as error:
         warn(f"no report: {error}")
 
