@@ -27,8 +27,8 @@ INTRODUCTION = """\
 Every public name, setting and command. [api.py](api.py) writes this page out of the source: change
 a docstring there and run `make docs`. The [library page](library.md) shows the names at work.
 
-Import every name from `hardmix` itself. The types in signatures are there to be read: pass a string,
-a function or what the class tells.
+Import every name from `hardmix` itself. The types in signatures are there to be read: a program
+passes a string or a function.
 
 Axes in a shape: batch (queries), K (negatives), N (the hardest of them), S (synthetic points), dim
 (of an embedding)."""
@@ -67,8 +67,8 @@ program passes a string or a function, and imports none of them."""
 ABOUT_SETTINGS = """\
 Frozen dataclasses, with keywords only. `--data.num-images` on the command line is
 `PretrainConfig(data=DataConfig(num_images=...))` in Python. The defaults here are those of the
-classes; a [recipe](recipes.md) changes some, and `hardmix pretrain RECIPE --method NAME --help` shows
-those of the recipe, without the settings that the method does not use."""
+classes; a [recipe](recipes.md) changes some, and `hardmix pretrain RECIPE --help` shows its own,
+with `--method` those of another method, without the settings that it does not use."""
 
 ABOUT_COMMANDS = """\
 `hardmix COMMAND --help` shows the same in a terminal. Commands that take a RUN look at the run's

@@ -20,48 +20,94 @@ from hardmix import InputError
 from hardmix.commands import main as cli
 from hardmix.data.datasets import ImageSet, has_test, open_images
 from hardmix.data.image_files import UnreadableImage
-from hardmix.report.grouping import measures_of
+from hardmix.models.backbones import BACKBONES
 from hardmix.runs.folder import Run
-from hardmix.settings.config import DataConfig, DataName
+from hardmix.settings.config import DataConfig, DataName, OptimizerName
+from hardmix.settings.methods import METHOD_FACTS
+from hardmix.settings.saved import settings
 from hardmix.training.pretrain import pretrain
 from places import ROOT
-from ranks import tiny
+from ranks import state_of, tiny
 
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 
+OWN_FILES = re.compile(r"File `(\w+\.py)`[^:]*:\n\n```python\n(.*?)```", re.DOTALL)
 NEW_FILES = re.compile(r"New file `(\S+)`:\n\n```python\n(.*?)```", re.DOTALL)
 
 
 # In a program of one's own
 
 
-def test_the_blocks_of_the_page_run_one_after_the_other(tmp_path, monkeypatch):
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """The page's own files in the folder where its blocks run."""
     monkeypatch.chdir(tmp_path)
-    without_files = NEW_FILES.sub("", PAGE)  # those run in the copy below
-    blocks = re.findall(r"```python\n(.*?)```", without_files, re.DOTALL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    files = OWN_FILES.findall(PAGE)
+    for name, text in files:
+        Path(name).write_text(text)
+    yield
+    for name, _ in files:
+        sys.modules.pop(name.removesuffix(".py"), None)
+
+
+@pytest.mark.usefixtures("program")
+def test_the_blocks_of_the_page_run_one_after_the_other(capfd):
+    others = OWN_FILES.sub("", NEW_FILES.sub("", PAGE))  # new files run in the copy below
+    blocks = re.findall(r"```python\n(.*?)```", others, re.DOTALL)
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "docs/extending.md", "exec"), names)
-    assert len(blocks) == 7
+    assert len(blocks) == 11
 
     plan = names["half_mixed"](torch.rand(3, 20), num_hardest=8, num_pairs=5, num_with_query=2)
     assert plan.share[:, :5].eq(0.5).all()
     assert not plan.share[:, 5:].eq(0.5).any()
-    for name, strategy, data in [
-        ("half-mixed", "own", "shapes"),
-        ("own-trunk", "mochi", "shapes"),
-        ("stripes", "mochi", "own"),
-        ("on-demand", "mochi", "own"),
-    ]:
+    for name, own in {
+        "half-mixed": {"mix.strategy": "own"},
+        "my-net": {"model.backbone": "my_net:make_net"},
+        "own-trunk": {},
+        "stripes": {"data.name": "own"},
+        "on-demand": {"data.name": "own"},
+        "own-views": {"data.views": "own"},
+        "named-views": {"data.views": "my_views:make_views"},
+        "logged": {},
+    }.items():
         run = Run.open(Path("runs") / name)
-        assert (run.config().mix.strategy, run.config().data.name) == (strategy, data)
+        expected = settings(names["config"]) | own
+        assert {**settings(run.config()), "data.root": None} == {**expected, "data.root": None}
         assert json.loads(run.status_file.read_text())["state"] == "done"
         assert all(torch.tensor(line.get("loss", 0.0)).isfinite() for line in run.metrics())
+    assert names["seen"] == Run.open(Path("runs/logged")).metrics()
     assert any("knn" in line for line in Run.open(Path("runs/stripes")).metrics())
     result = json.loads(Path("runs/half-mixed/results/centroids.json").read_text())
     assert result["top1"] == names["accuracy"].top1
     assert names["features"].features.shape == (96, 32)
     assert names["features"].ids.tolist() == list(range(96))
+    images = torch.rand(2, 3, 32, 32)
+    assert names["encoder"](images).shape == (2, 32)
+    opened_by_commands(capfd)
+
+
+def opened_by_commands(capfd):
+    """A network by name is built again by every command; one that is an object cannot be."""
+    for words in (
+        "knn runs/my-net --baseline untrained",
+        "linear runs/my-net --seeds 1",
+        "finetune runs/my-net --epochs 1 --batch-size 16",
+        "features runs/my-net --out features.npy",
+        "export runs/my-net --format onnx --out encoder.onnx",
+        "pretrain --out runs/my-net --resume --train.epochs 3",
+    ):
+        assert status_of(words) == 0, (words, capfd.readouterr().err)
+    assert status_of("knn runs/own-trunk") == 2
+    assert "--model.backbone mypackage:make_net" in capfd.readouterr().err.replace("\n", " ")
+
+
+def status_of(words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words.split())
+    return ended.value.code
 
 
 # As a contribution
@@ -81,11 +127,12 @@ def changed_copy(folder: Path) -> Path:
 
 
 def change(file: Path, hunk: list[str]) -> None:
-    """Lines that begin with a blank must be there, once and together; + stands for new ones."""
-    kept = "".join(f"{line[1:]}\n" for line in hunk if line[:1] != "+")
+    """Lines that begin with a blank or - must be there, once and together; + are new, - go."""
+    before = "".join(f"{line[1:]}\n" for line in hunk if line[:1] != "+")
+    after = "".join(f"{line[1:]}\n" for line in hunk if line[:1] != "-")
     text = file.read_text()
-    assert text.count(kept) == 1, f"docs/extending.md: {file.name} has no or many\n{kept}"
-    file.write_text(text.replace(kept, "".join(f"{line[1:]}\n" for line in hunk)))
+    assert text.count(before) == 1, f"docs/extending.md: {file.name} has no or many\n{before}"
+    file.write_text(text.replace(before, after))
 
 
 CONTRIBUTED = """
@@ -95,64 +142,115 @@ from hardmix import STRATEGIES
 from hardmix.commands import main as cli
 from hardmix.settings import config
 
-assert (*STRATEGIES, "own") == get_args(config.StrategyName)
 for words in (["--help"], *(line.split() for line in sys.argv[1:])):
     try:
         cli.main(words)
     except SystemExit as end:
         assert end.code == 0, words
+from hardmix.evaluation.all_evaluations import EVALUATIONS
+from hardmix.methods.all_methods import METHODS
+from hardmix.settings.methods import METHOD_FACTS
+from hardmix.training.optimizers import OPTIMIZERS
+
+assert (*STRATEGIES, "own") == get_args(config.StrategyName)
+assert tuple(OPTIMIZERS) == get_args(config.OptimizerName)
+assert METHODS.keys() == METHOD_FACTS.keys()
+assert all(METHODS[name].Options is facts.options for name, facts in METHOD_FACTS.items())
+assert EVALUATIONS["centroids"].title == "Nearest class mean"
 """
 
 
-def test_the_changes_of_the_page_give_four_new_names(tmp_path):
-    source = changed_copy(tmp_path)
-    training = (
-        "pretrain demo --data.name stripes --model.backbone tiny --mix.strategy half-mixed"
-        " --mix.num-hardest 16 --mix.num-pairs 8 --mix.num-with-query 4 --mix.warm-up-epochs 1"
-        " --data.num-images 96 --train.batch-size 16 --train.queue-size 64 --train.epochs 3"
-        " --out run"
+@pytest.fixture(scope="module")
+def contributed(tmp_path_factory):
+    """Runs of the changed package: what it said, and the folder."""
+    folder = tmp_path_factory.mktemp("contributed")
+    small = (
+        " --data.num-images 96 --data.name stripes --model.backbone tiny --optimizer.name nadam"
+        " --optimizer.lr 0.01 --train.batch-size 16 --train.queue-size 64 --train.log-every 2"
+        " --train.knn-every 1"
     )
+    mixing = (
+        " --mix.strategy half-mixed --mix.num-hardest 16 --mix.num-pairs 8 --mix.num-with-query 4"
+        " --mix.warm-up-epochs 1"
+    )
+    method = f"pretrain demo --method align-uniform --align-uniform.weight 2 {small}"
+    commands = [
+        "pretrain --help --method align-uniform",
+        f"pretrain demo {small} {mixing} --train.epochs 3 --out run",
+        "centroids run --cosine",
+        f"{method} --train.epochs 3 --out whole",
+        f"{method} --train.epochs 3 --train.stop-epoch 1 --out parts",
+        "pretrain --out parts --resume --train.stop-epoch 3",
+        "knn whole",
+        "centroids whole",
+        "report run whole --out report.html",
+    ]
     done = subprocess.run(
-        [sys.executable, "-c", CONTRIBUTED, training, "centroids run"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-c", CONTRIBUTED, *commands],
+        cwd=folder,
+        env=os.environ
+        | {"PYTHONPATH": str(changed_copy(folder)), "OMP_NUM_THREADS": "1", "COLUMNS": "400"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "centroids    Accuracy of the nearest class mean." in done.stdout
-    run = Run.open(tmp_path / "run")
-    settings = json.loads(run.config_file.read_text())
-    assert settings["mix"]["strategy"] == "half-mixed"
-    assert settings["data"]["name"] == "stripes"
+    return folder, done.stdout
+
+
+def test_the_changes_of_the_page_give_new_names(contributed):
+    folder, said = contributed
+    assert "centroids    Accuracy of the nearest class mean: nothing is trained." in said
+    run = Run.open(folder / "run")
+    values = json.loads(run.config_file.read_text())
+    assert values["mix"]["strategy"] == "half-mixed"
+    assert values["data"]["name"] == "stripes"
+    assert values["optimizer"]["name"] == "nadam"
     assert load_file(run.encoder_file)["3.weight"].shape == (32, 16, 3, 3)
     mixed = [line for line in run.metrics() if "synthetic_both_false" in line]
     assert mixed
     assert all(line["loss"] > 0 for line in mixed)
     result = json.loads((run.results / "centroids.json").read_text())
-    assert result["test"] == 96
+    assert (result["test"], result["cosine"]) == (96, True)
     assert result["top1"] > 0.7  # of two classes
-    assert [measure.title for measure in measures_of("centroids", result)] == ["centroids"]
+    assert "Nearest class mean" in (folder / "report.html").read_text()
+
+
+def test_the_method_of_the_page_trains_resumes_and_is_evaluated(contributed):
+    folder, said = contributed
+    assert "--align-uniform.weight" in said
+    assert "--mix.num-hardest" not in said.partition("usage: hardmix pretrain")[2]
+    whole = Run.open(folder / "whole")
+    assert json.loads(whole.config_file.read_text())["options"] == {"weight": 2.0}
+    first, *_, last = (line for line in whole.metrics() if "alignment" in line)
+    assert last["loss"] == pytest.approx(last["alignment"] + 2 * last["uniformity"], abs=0.3)
+    assert last["loss"] < first["loss"]
+    for name in ("knn", "centroids"):
+        assert json.loads((whole.results / f"{name}.json").read_text())["top1"] > 0.7
+    assert state_of(folder / "whole") == state_of(folder / "parts")
+    assert "Align + Uniform" in (folder / "report.html").read_text()
 
 
 def test_what_the_page_changes_is_not_there_yet():
-    names = (*hardmix.STRATEGIES, *get_args(DataName), *cli.COMMANDS)
-    assert not {"half-mixed", "stripes", "centroids"} & set(names)
+    names = {*hardmix.STRATEGIES, *get_args(DataName), *get_args(OptimizerName)}
+    names |= {*cli.COMMANDS, *METHOD_FACTS, *BACKBONES}
+    assert not {"half-mixed", "stripes", "centroids", "nadam", "align-uniform", "tiny"} & names
 
 
-# The layers
+# The tree
 
 
-def test_the_layers_are_those_of_pyproject():
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    shown = ""
-    for contract in contracts["contracts"]:
-        names = ", ".join(f"`{name}`" for name in contract["containers"])
-        shown += f"In {names}:\n\n" + "".join(f"    {line}\n" for line in contract["layers"]) + "\n"
-    section = PAGE.partition("## Who may import whom")[2].partition("\n## ")[0]
-    found = section[section.find("In `") :].rstrip("\n")
-    same = found == shown.rstrip("\n")
-    assert same, f"docs/extending.md must say:\n\n{shown}"  # all of it: pytest cuts a comparison
+@pytest.mark.parametrize("page", ["docs/extending.md", "CONTRIBUTING.md"])
+def test_the_tree_and_the_contract_are_the_real_ones(page):
+    blocks = re.findall(r"(?:^    .*\n)+", (ROOT / page).read_text(), re.MULTILINE)
+    (tree,) = (block for block in blocks if block.startswith("    settings/"))
+    rooms = {file.parent.name for file in (ROOT / "src" / "hardmix").glob("*/__init__.py")}
+    assert set(re.findall(r"(\w+)/ ", tree)) == rooms
+    assert len(tree.splitlines()) == 10
+    (contract,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
+    shown = "".join(f"    {line}\n" for line in contract["layers"])
+    assert shown in blocks, f"{page} must say:\n\n{shown}"
 
 
 # Images of one's own
