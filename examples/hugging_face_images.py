@@ -15,10 +15,7 @@ import tyro
 from datasets import Dataset, load_dataset
 from PIL import Image
 
-from hardmix import load_encoder
-from hardmix.data.shapes import draw_shapes
-from hardmix.settings.recipes import demo
-from hardmix.training.pretrain import pretrain
+from hardmix import draw_shapes, load_encoder, pretrain, recipes
 
 
 def small_set(num_images: int = 96) -> Dataset:
@@ -44,7 +41,7 @@ def main(
         file.parent.mkdir(parents=True, exist_ok=True)
         row[column].save(file)
 
-    config = demo()
+    config = recipes.demo()
     config = replace(
         config,
         data=replace(config.data, name="folder", root=str(folder), workers=0),

@@ -21,7 +21,7 @@ MAP_BYTES = 256 * 56 * 56 * 4
 
 
 def test_every_test_that_the_comparison_names_exists():
-    named = re.findall(r"`(tests/test_\w+\.py)::(test_\w+)`", COMPARISON)
+    named = re.findall(r"`(tests/\w+/test_\w+\.py)::(test_\w+)`", COMPARISON)
     assert len(named) > 20
     for file, name in named:
         assert f"\ndef {name}(" in (ROOT / file).read_text(), (file, name)

@@ -9,11 +9,16 @@ import torch
 import tyro
 from PIL import Image
 
-from doc_commands import DOCS, commands, ways_to_type
+import hardmix
+from doc_commands import DOCS, DOCUMENTS, commands, ways_to_type
 from hardmix.commands import main as cli
 from hardmix.errors import InputError
 from hardmix.runs.folder import Run
 from hardmix.settings.recipes import demo
+from hardmix.settings.saved import FACTS, MAY_CHANGE
+from places import ROOT
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -57,6 +62,22 @@ def test_the_commands_of_getting_started_run_as_they_stand(photos, capfd):
     names: dict[str, object] = {}
     exec(block[1], names)
     assert names["features"].shape == (1, 256)
+
+
+def test_reliability_names_every_setting_that_may_change_on_resume():
+    text = (DOCS / "reliability.md").read_text()
+    (listed,) = re.findall(r"another run may change \((.*?)\)", text, re.DOTALL)
+    assert re.findall(r"`([\w.]+)`", listed) == [name for name in FACTS if name in MAY_CHANGE]
+
+
+@pytest.mark.parametrize("file", [*DOCUMENTS, *EXAMPLES], ids=lambda file: file.name)
+def test_documents_and_examples_import_from_hardmix_alone(file):
+    text = re.sub(r"^New file .*?```python\n.*?```", "", file.read_text(), flags=re.M | re.S)
+    blocks = [text] if file.suffix == ".py" else re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    imports = [line for block in blocks for line in block.splitlines() if "import" in line]
+    assert not [line for line in imports if re.match(r"\s*(from|import) hardmix\.", line)]
+    named = re.findall(r"\bhardmix\.(\w+)\(", text)
+    assert set(named) <= set(hardmix.__all__)
 
 
 class ParsedError(Exception):
