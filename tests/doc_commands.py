@@ -1,6 +1,6 @@
 """Every call of hardmix in README.md and docs/*.md, as words that can be typed.
 
-tests/test_docs.py gives each to the command line; tests/test_docs_commands.py runs it.
+tests/docs/test_docs.py gives each to the command line; test_docs_commands.py beside it runs it.
 """
 
 import re

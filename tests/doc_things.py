@@ -12,13 +12,14 @@ import torch
 from PIL import Image
 from test_detect import make_run
 from test_detection_data import thing, voc_image, voc_lists
-from test_foreign_weights import moco_file
+from test_foreign import moco_file
 from torchvision.datasets import CIFAR10
 
 from hardmix.data.imagenet100 import SYNSETS
 from hardmix.evaluation.detection.coco_data import annotation_file
 from hardmix.models.backbones import build_backbone
 from hardmix.training.pretrain import pretrain
+from places import ROOT
 from ranks import tiny
 
 
@@ -104,6 +105,12 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "resnet-run": partial(make_run, backbone="resnet18"),
 }
 
+OWN_CODE = {
+    "my_net:make_net": "my_net.py",
+    "my_views:make_views": "my_views.py",
+}
+"""Functions by name, and the files of docs/extending.md that define them."""
+
 THINGS: dict[str, dict[str, str]] = {
     "RUN": {
         r"detect": "narrow-run",
@@ -143,8 +150,19 @@ def thing_of(word: str, words: list[str]) -> str | None:
     return next((kind for start, kind in kinds.items() if re.match(start, " ".join(words))), None)
 
 
+def own_file(name: str) -> str:
+    """A file that docs/extending.md shows, for the folder where commands are started."""
+    page = (ROOT / "docs" / "extending.md").read_text()
+    found = re.search(rf"File `{name}`[^:]*:\n\n```python\n(.*?)```", page, re.DOTALL)
+    assert found, f"docs/extending.md has no {name}"
+    return found[1]
+
+
 def lay_out(words: list[str], things: Callable[[str], Path]) -> None:
     """Put everything that a command reads into the folder where it is run."""
+    for word in words:
+        if word in OWN_CODE:
+            Path(OWN_CODE[word]).write_text(own_file(OWN_CODE[word]))
     goes_on = "--resume" in words and "auto" not in words
     for before, word in zip(["", *words], words, strict=False):
         name = thing_of(word, words)

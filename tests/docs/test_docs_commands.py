@@ -1,10 +1,10 @@
 """Every command of the documents is run, each in a folder that holds what its words stand for.
 
 It is run as it stands, with words at its end that make it small; of what torchrun or srun would
-start many times, once (tests/test_two_processes.py starts real processes). A new command of the
-documents is run by itself. If it fails here though it is right, one of three must know it: THINGS
-in tests/doc_things.py (what a word stands for), `smaller` (how it gets short), or NOT_RUN (why it
-cannot be run).
+start many times, once (tests/training/test_two_processes.py starts real processes). A new command
+of the documents is run by itself. If it fails here though it is right, one of three must know it:
+THINGS in tests/doc_things.py (what a word stands for), `smaller` (how it gets short), or NOT_RUN
+(why it cannot be run).
 """
 
 import hashlib
@@ -24,13 +24,13 @@ from hardmix.commands import main as cli
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 NOT_RUN = {
-    r"bench (?!--help)": "takes long, or a GPU: tests/test_bench.py runs it at --quick",
+    r"bench (?!--help)": "takes long, or a GPU: tests/bench/test_bench.py runs it at --quick",
 }
 """Patterns of commands that are not run here, each with the reason."""
 
 ELSEWHERE = "getting-started.md"
-"""Commands in the blocks of this page, and the same ones on others, are run by tests/test_docs.py:
-one after the other, at their full size."""
+"""Commands in the blocks of this page, and the same ones on others, are run by test_docs.py beside
+this: one after the other, at their full size."""
 
 PRETRAIN = {
     "--train.epochs": "1",
