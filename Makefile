@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test check format docs bench results torture clean
+.PHONY: demo test quick check format docs bench results torture clean
 
 demo: $(READY)
 	$(BIN)/hardmix demo
@@ -11,6 +11,10 @@ demo: $(READY)
 test: check
 	$(BIN)/coverage erase
 	$(BIN)/pytest -n 2 --cov --cov-report=term
+
+# Lint, types and the tests that matter, in under two minutes.
+quick: check
+	$(BIN)/pytest -n 2 -q -m "not slow"
 
 check: $(READY)
 	$(BIN)/ruff format --check

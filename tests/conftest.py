@@ -1,10 +1,13 @@
 """Every shape and dtype in a signature is enforced while the tests run (jaxtyping, beartype)."""
 
 import os
+from pathlib import Path
 
 import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
+
+TESTS = Path(__file__).parent
 
 jaxtyping.install_import_hook("hardmix", "typecheck.check")
 
@@ -14,6 +17,32 @@ settings.register_profile(
 settings.load_profile("hardmix")
 
 import torch  # noqa: E402  (after the hook, as everything that imports hardmix)
+
+
+SLOW = (
+    "bench/test_bench.py",
+    "docs/test_docs_commands.py",
+    "docs/test_examples.py",
+    "docs/test_extending.py",
+    "evaluation/test_detect.py",
+    "evaluation/test_run_evaluations.py",
+    "report/test_report_browser.py",
+    "runtime/test_profile.py",
+    "sweep/test_sweep.py",
+    "training/test_nan_guard.py",
+    "training/test_pretrain.py",
+    "training/test_resume.py",
+    "training/test_two_processes.py",
+    "weights/test_export.py",
+    "weights/test_foreign.py",
+)
+"""Whole commands, several processes, browsers: `make quick` leaves them out."""
+
+
+def pytest_collection_modifyitems(items) -> None:
+    for item in items:
+        if item.path.relative_to(TESTS).as_posix() in SLOW:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)
