@@ -81,6 +81,16 @@ def check_temperature(temperature: float, name: str = "temperature") -> None:
         )
 
 
+def check_once_differentiated() -> None:
+    """Refuse second derivatives, in a backward pass: what it returns is not a function of query."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise InputError(
+            "create_graph=True: the loss has first derivatives only, so gradients of its gradients"
+            " (gradient penalties, Hessians) would be wrong; call backward or torch.autograd.grad"
+            " without create_graph."
+        )
+
+
 def check_choice(name: str, value: str, choices: Iterable[str], more: str = "") -> None:
     """Refuse a name that is not on the menu; the nearest are listed first."""
     known = list(choices)

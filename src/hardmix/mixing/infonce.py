@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hardmix.errors import InputError
 from hardmix.mixing.checks import (
     check_mask,
+    check_once_differentiated,
     check_plan,
     check_plan_rows,
     check_shapes,
@@ -137,8 +137,8 @@ class _InfoNCE(torch.autograd.Function):
         return per_query
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_per_query: Tensor) -> tuple[Tensor | None, ...]:
+        check_once_differentiated()
         query, direction, to_key, probability = ctx.saved_tensors
         step = grad_per_query.unsqueeze(1) / ctx.temperature
         grad_query = step * direction if ctx.needs_input_grad[0] else None
