@@ -26,7 +26,7 @@ from hardmix.mixing.checks import (
 from hardmix.mixing.infonce import Contrast, contrast
 from hardmix.mixing.plans import Embeddings, MixPlan, Strategy
 from hardmix.mixing.queue import MemoryQueue
-from hardmix.mixing.variants import STRATEGIES, dropped_negatives
+from hardmix.mixing.variants import STRATEGIES, dropped_negatives, ranking_similarity
 from hardmix.settings.config import RealNegatives, StrategyName
 
 
@@ -168,8 +168,10 @@ class MochiLoss(nn.Module):
                 if self.strategy not in STRATEGIES.values():
                     check_plan(plan, len(query))
                     check_plan_rows(plan, len(vectors))
-                dropped = dropped_negatives(similarity, self.real_negatives, num_hardest, not_mixed)
-                exclude = _either(exclude, dropped)
+                if self.real_negatives != "keep":
+                    ranked = ranking_similarity(self.strategy, similarity, embeddings)
+                    dropped = dropped_negatives(ranked, self.real_negatives, num_hardest, not_mixed)
+                    exclude = _either(exclude, dropped)
         outcome = contrast(
             query,
             key,

@@ -45,9 +45,9 @@ def plan_ranked_by_key(
 ) -> MixPlan:
     """App. B.2: the hardest negatives are the key's, not the query's. About 0.2 % lower there."""
     check_similarity(similarity)
-    _, key, negatives = _need(embeddings, "ranked-by-key")
+    embeddings = _need(embeddings, "ranked-by-key")
     return plan_mochi(
-        (key.detach() @ negatives.detach().T).to(similarity.dtype),
+        ranking_similarity(plan_ranked_by_key, similarity, embeddings),
         num_hardest=num_hardest,
         num_pairs=num_pairs,
         num_with_query=num_with_query,
@@ -199,6 +199,7 @@ def dropped_negatives(
     """Real negatives that are mixed but do not count themselves: our reading of "(all queue)".
 
     Give `contrast` this mask, joined with `exclude`, after planning with `exclude` alone.
+    `similarity` is the one that the strategy ranks by: the key's for "ranked-by-key".
     """
     check_choice("real_negatives", real_negatives, get_args(RealNegatives))
     if real_negatives == "keep":
@@ -206,8 +207,20 @@ def dropped_negatives(
     if real_negatives == "drop_all":
         return torch.ones_like(similarity, dtype=torch.bool)
     hardest = hardest_negatives(similarity, num_hardest, exclude)
-    dropped = torch.zeros_like(similarity, dtype=torch.bool)
-    return dropped.scatter_(1, hardest.positions.clamp(min=0), hardest.positions >= 0)
+    batch, width = similarity.shape
+    dropped = similarity.new_zeros(batch, width + 1, dtype=torch.bool)
+    # Where fewer than N are allowed, the last column takes what would land on a real negative.
+    positions = hardest.positions.masked_fill(hardest.positions < 0, width)
+    return dropped.scatter_(1, positions, True)[:, :width]
+
+
+def ranking_similarity(
+    strategy: Strategy, similarity: Float[Tensor, "batch K"], embeddings: Embeddings
+) -> Float[Tensor, "batch K"]:
+    """What a strategy ranks the negatives by: q.n, or k.n in "ranked-by-key"."""
+    if strategy is not plan_ranked_by_key:
+        return similarity
+    return (embeddings.key.detach() @ embeddings.negatives.detach().T).to(similarity.dtype)
 
 
 def _need(embeddings: Embeddings | None, strategy: str) -> Embeddings:
