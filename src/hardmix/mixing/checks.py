@@ -184,10 +184,17 @@ def unit_vectors(name: str, value: Tensor, dtype: torch.dtype | None = None) -> 
             f"{name}[{row}] has length 0: it has no direction to compare; the encoder's output is"
             " dead (all zero)."
         )
-    # Squares of such numbers would overflow or vanish; all others are left as they are.
-    extreme = (largest > 1e15) | (largest < 1e-15)
-    unit = normalize(value / torch.where(extreme, largest, 1.0), dim=1)
+    unit = at_unit_length(value)
     return unit if dtype is None else unit.to(dtype)
+
+
+def at_unit_length(value: Tensor) -> Tensor:
+    """The vectors at unit length, whatever it was; all must be finite and none zero."""
+    largest = value.detach().abs().amax(dim=1, keepdim=True)
+    # Squares of such numbers overflow or vanish, and normalize leaves lengths below 1e-12 as they
+    # are; all others are left as they are.
+    extreme = (largest > 1e15) | (largest < 1e-12)
+    return normalize(value / torch.where(extreme, largest, 1.0), dim=1)
 
 
 def check_plan(plan: "MixPlan", batch: int) -> None:
