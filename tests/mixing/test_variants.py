@@ -128,6 +128,23 @@ def test_softmax_sampling_survives_a_certain_parent():
     assert torch.equal(plan.base[:, 30:], similarity.argmax(1, keepdim=True).expand(5, 15))
 
 
+@pytest.mark.parametrize("tau", [1e-6, 1e-3, 3e-3, 1e-2, 0.1])
+def test_softmax_sampling_draws_the_second_parent_from_the_softmax_without_the_first(tau):
+    similarity = torch.tensor([[0.9, 0.3, 0.5, 0.49, 0.1], [0.2, 0.21, 0.8, 0.7, 0.79]]).double()
+    points = 4000
+    plan = plan_softmax_sampled(
+        similarity, num_hardest=5, num_pairs=points, num_with_query=0, sampling_temperature=tau
+    )
+    for row in range(2):
+        for first in plan.base[row].unique():
+            second = plan.partner[row, plan.base[row] == first]
+            masked = similarity[row].clone()
+            masked[first] = -math.inf
+            p = (masked / tau).softmax(dim=0)
+            seen = torch.bincount(second, minlength=5) / len(second)
+            assert (seen - p).abs().max() < 5 * math.sqrt(0.25 / len(second))
+
+
 def synthetic_in_top(plan, similarity, embeddings, row, made) -> int:
     """Synthetic points among the N largest logits, if only the columns `made` exist."""
     points = contrast(*embeddings, plan, temperature=1.0).synthetic[row]
