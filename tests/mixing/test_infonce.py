@@ -232,6 +232,18 @@ def test_autocast_and_half_inputs_are_computed_in_float32(half):
     assert torch.allclose(outcome.per_query, exact.per_query, atol=5e-2)
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+def test_backward_inside_autocast_is_computed_in_float32(half):
+    vectors = one_case(torch.float32)
+    query, key, negatives, plan = [part.requires_grad_() for part in vectors[:3]] + [vectors[3]]
+    wanted = [query, key, negatives]
+    loss = contrast(query, key, negatives, plan, temperature=0.2).loss
+    outside = torch.autograd.grad(loss, wanted, retain_graph=True)
+    with torch.autocast("cpu", dtype=half):
+        inside = torch.autograd.grad(loss, wanted)
+    assert all(torch.equal(a, b) for a, b in zip(outside, inside, strict=True))
+
+
 def test_chunking_changes_no_number(monkeypatch):
     query, key, negatives, plan = one_case()
     negatives.requires_grad_()
