@@ -16,6 +16,7 @@ from torch import Tensor
 from hardmix.errors import InputError
 from hardmix.mixing.checks import (
     check_mask,
+    check_not_transformed,
     check_once_differentiated,
     check_plan,
     check_plan_rows,
@@ -218,6 +219,7 @@ def _check(
     exclude: Tensor | None,
     similarity: Tensor | None,
 ) -> None:
+    check_not_transformed()
     check_temperature(temperature)
     check_shapes(query, key, negatives)
     check_mask(exclude, len(query), len(negatives))

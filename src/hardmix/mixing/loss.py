@@ -17,6 +17,7 @@ from hardmix.mixing.checks import (
     check_choice,
     check_counts,
     check_mask,
+    check_not_transformed,
     check_plan,
     check_plan_rows,
     check_shapes,
@@ -206,6 +207,7 @@ def _masks(
 
 def _unit_embeddings(query: Tensor, key: Tensor, negatives: Tensor | MemoryQueue) -> Embeddings:
     """All three in one dtype, float32 or better, and of unit length; a queue's keys are already."""
+    check_not_transformed()
     vectors = negatives.keys if isinstance(negatives, MemoryQueue) else negatives
     check_shapes(query, key, vectors)
     dtype = torch.promote_types(torch.promote_types(query.dtype, vectors.dtype), torch.float32)

@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from hardmix.errors import InputError
-from hardmix.mixing.checks import at_unit_length, check_choice, check_labels, unit_vectors
+from hardmix.mixing.checks import (
+    at_unit_length,
+    check_choice,
+    check_labels,
+    check_whole,
+    unit_vectors,
+)
 from hardmix.settings.config import QueueStart
 
 UNKNOWN = -1
@@ -50,6 +56,7 @@ class MemoryQueue(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
+        check_whole(size=size, dim=dim)
         for name, value in [("size", size), ("dim", dim)]:
             if value < 1:
                 raise InputError(
