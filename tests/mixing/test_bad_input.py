@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -91,6 +92,25 @@ BAD_COUNTS = [
     ({"num_hardest": 1}, ["num_pairs=3", "num_hardest=1", "2 or more"]),
 ]
 TOO_MANY = ({"num_hardest": K + 1}, ["num_hardest=9", "8 negatives"])
+
+
+@pytest.mark.parametrize("value", [16.0, 16.5, "16", None])
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts_that_are_not_whole_numbers_are_refused(name, value, similarity):
+    parts = [f"{name}={value!r}", type(value).__name__, "whole number"]
+    refused(lambda: MochiLoss(**COUNTS | {name: value}), *parts)
+    refused(lambda: plan_mochi(similarity, **COUNTS | {name: value}), *parts)
+
+
+def test_sizes_that_are_not_whole_numbers_are_refused(outcome):
+    refused(lambda: MemoryQueue(16.0, DIM), "size=16.0", "float", "whole number")
+    refused(lambda: MemoryQueue(K, "4"), "dim='4'", "str", "whole number")
+    refused(lambda: matching_probability(outcome, 0.2, top=2.0), "top=2.0", "whole number")
+
+
+def test_numpys_whole_numbers_are_taken(vectors):
+    counts = {name: np.int64(value) for name, value in COUNTS.items()}
+    assert MochiLoss(**counts)(**vectors).isfinite()
 
 
 @EVERY_STRATEGY
@@ -256,7 +276,7 @@ def test_a_vector_without_a_direction_is_refused(name, vectors):
 
 
 @EVERY_VECTOR
-@pytest.mark.parametrize("length", [1e-30, 1e30])
+@pytest.mark.parametrize("length", [1e-30, 1e-15, 3e-14, 1e-12, 1e30])
 def test_an_extreme_length_is_refused_or_makes_no_difference(name, length, vectors):
     loss = MochiLoss(num_pairs=0, num_with_query=0)
     expected = loss(**vectors)
@@ -273,6 +293,31 @@ def test_a_batch_of_one_has_no_negatives_of_its_own(vectors):
     refused(lambda: loss.in_batch(query[:1], key[:1]), "query has 1 row", "2 or more")
     refused(lambda: loss.in_batch(query, key[:2]), "key has shape (2, 4)", "query (3, 4)")
     refused(lambda: loss.in_batch(query * math.nan, key), "query holds NaN", "3 of 3 rows")
+
+
+TRANSFORMS = {
+    "grad": lambda f, x: torch.func.grad(f)(x),
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+    "jacfwd": lambda f, x: torch.func.jacfwd(f)(x),
+    "hessian": lambda f, x: torch.func.hessian(f)(x),
+    "vmap": lambda f, x: torch.func.vmap(f)(torch.stack([x, x])),
+}
+
+
+@BOTH_LOSSES
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_transforms_of_torch_func_are_refused_in_words(loss, transform, vectors):
+    def of_query(query: torch.Tensor) -> torch.Tensor:
+        outcome = evaluate(loss, vectors | {"query": query})
+        return outcome.loss if isinstance(outcome, Contrast) else outcome
+
+    parts = ["torch.func", "cannot transform", "torch.autograd.grad"]
+    refused(lambda: transform(of_query, vectors["query"]), *parts)
+
+
+def test_ranking_under_vmap_is_refused_in_words(similarity):
+    ranked = torch.func.vmap(lambda rows: hardest_negatives(rows, 4).positions)
+    refused(lambda: ranked(torch.stack([similarity, similarity])), "torch.func", "vmap")
 
 
 # Similarities and masks

@@ -152,3 +152,10 @@ def test_memory_stays_below_300_mb_for_20_000_features():
         [sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True, timeout=120
     )
     assert 0 < float(done.stdout) < 300
+
+
+@pytest.mark.parametrize("length", [1e-30, 1e-13, 1e25])
+def test_lengths_make_no_difference_however_extreme(length):
+    features, labels = torch.randn(20, 5), torch.arange(20) % 4
+    assert alignment(length * features, labels) == pytest.approx(alignment(features, labels))
+    assert uniformity(length * features) == pytest.approx(uniformity(features))

@@ -14,6 +14,7 @@ from hardmix import (
     QUERY,
     STRATEGIES,
     Embeddings,
+    InputError,
     MixPlan,
     contrast,
     materialize,
@@ -231,6 +232,18 @@ def test_autocast_and_half_inputs_are_computed_in_float32(half):
     assert torch.allclose(outcome.per_query, exact.per_query, atol=5e-2)
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+def test_backward_inside_autocast_is_computed_in_float32(half):
+    vectors = one_case(torch.float32)
+    query, key, negatives, plan = [part.requires_grad_() for part in vectors[:3]] + [vectors[3]]
+    wanted = [query, key, negatives]
+    loss = contrast(query, key, negatives, plan, temperature=0.2).loss
+    outside = torch.autograd.grad(loss, wanted, retain_graph=True)
+    with torch.autocast("cpu", dtype=half):
+        inside = torch.autograd.grad(loss, wanted)
+    assert all(torch.equal(a, b) for a, b in zip(outside, inside, strict=True))
+
+
 def test_chunking_changes_no_number(monkeypatch):
     query, key, negatives, plan = one_case()
     negatives.requires_grad_()
@@ -271,14 +284,21 @@ def test_given_similarities_and_computed_ones_agree():
     assert torch.equal(a.per_query, b.per_query)
 
 
-def test_nothing_is_tracked_without_grad_and_twice_backward_is_refused():
+def test_nothing_is_tracked_without_grad():
     query, key, negatives, plan = one_case()
     with torch.no_grad():
         assert not contrast(query, key, negatives, plan, temperature=0.2).loss.requires_grad
-    loss = contrast(query, key, negatives, plan, temperature=0.2).per_query.square().sum()
-    (gradient,) = torch.autograd.grad(loss, query, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("of", ["loss", "per_query"])
+def test_second_derivatives_are_refused_in_words(of):
+    query, key, negatives, plan = one_case()
+    raw = (3 * query.detach()).requires_grad_()
+    outcome = contrast(normalize(raw, dim=1), key, negatives, plan, temperature=0.2)
+    loss = getattr(outcome, of).square().sum()
+    with pytest.raises(InputError, match=r"create_graph=True.*first derivatives only"):
+        torch.autograd.grad(loss, raw, create_graph=True)
+    assert torch.autograd.grad(loss, raw)[0].isfinite().all()
 
 
 def test_compiled_equals_eager():

@@ -224,6 +224,21 @@ def test_a_double_queue_goes_on_in_double():
     torch.testing.assert_close(queue.keys[:3], normalize(keys, dim=1), rtol=0, atol=1e-15)
 
 
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("how", ["to", "within a model", "saved in half"])
+def test_half_precision_leaves_keys_of_unit_length(half, how):
+    queue = MemoryQueue.prefilled(torch.randn(50, DIM))
+    if how == "to":
+        queue = queue.to(half)
+    elif how == "within a model":
+        queue = torch.nn.Sequential(queue, torch.nn.Linear(2, 2)).to(half)[0]
+    else:
+        state = queue.state_dict()
+        queue.load_state_dict(state | {"keys": state["keys"].to(half)})
+    queue.enqueue(torch.randn(5, DIM, dtype=half))
+    torch.testing.assert_close(queue.keys.float().norm(dim=1), torch.ones(50), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_broken_key_is_refused_and_the_queue_unchanged(bad):
     queue, keys = MemoryQueue(4, DIM), torch.randn(3, DIM)

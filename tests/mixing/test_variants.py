@@ -13,6 +13,7 @@ from hardmix import (
     QUERY,
     STRATEGIES,
     Embeddings,
+    MochiLoss,
     contrast,
     dropped_negatives,
     hardest_negatives,
@@ -127,6 +128,23 @@ def test_softmax_sampling_survives_a_certain_parent():
     assert torch.equal(plan.base[:, 30:], similarity.argmax(1, keepdim=True).expand(5, 15))
 
 
+@pytest.mark.parametrize("tau", [1e-6, 1e-3, 3e-3, 1e-2, 0.1])
+def test_softmax_sampling_draws_the_second_parent_from_the_softmax_without_the_first(tau):
+    similarity = torch.tensor([[0.9, 0.3, 0.5, 0.49, 0.1], [0.2, 0.21, 0.8, 0.7, 0.79]]).double()
+    points = 4000
+    plan = plan_softmax_sampled(
+        similarity, num_hardest=5, num_pairs=points, num_with_query=0, sampling_temperature=tau
+    )
+    for row in range(2):
+        for first in plan.base[row].unique():
+            second = plan.partner[row, plan.base[row] == first]
+            masked = similarity[row].clone()
+            masked[first] = -math.inf
+            p = (masked / tau).softmax(dim=0)
+            seen = torch.bincount(second, minlength=5) / len(second)
+            assert (seen - p).abs().max() < 5 * math.sqrt(0.25 / len(second))
+
+
 def synthetic_in_top(plan, similarity, embeddings, row, made) -> int:
     """Synthetic points among the N largest logits, if only the columns `made` exist."""
     points = contrast(*embeddings, plan, temperature=1.0).synthetic[row]
@@ -189,3 +207,23 @@ def test_dropped_negatives_are_the_hardest_or_all():
     assert not (dropped & exclude).any()
     highest_kept = similarity.masked_fill(exclude | dropped, -9).amax(dim=1)
     assert (similarity.masked_fill(~dropped, 9).amin(dim=1) > highest_kept).all()
+
+
+@given(seed=st.integers(0, 1000), hidden=st.sampled_from([0.9, 0.97, 1.0]))
+def test_all_allowed_negatives_are_dropped_where_they_are_fewer_than_n(seed, hidden):
+    torch.manual_seed(seed)
+    similarity, _ = a_case(batch=4, width=40)
+    exclude = torch.rand(4, 40) < hidden
+    few = (~exclude).sum(dim=1) <= 20
+    dropped = dropped_negatives(similarity, "drop_hardest", 20, exclude)
+    assert torch.equal(dropped[few], ~exclude[few])
+
+
+def test_ranked_by_key_drops_the_keys_hardest_which_it_mixes():
+    similarity, embeddings = a_case()
+    loss = MochiLoss(**SIZES, strategy="ranked-by-key", real_negatives="drop_hardest")
+    ours, plan = loss.contrast(*embeddings, generator=seeded())
+    by_key = hardest_negatives(embeddings.key @ embeddings.negatives.T, 20).positions
+    mixed = torch.zeros_like(similarity, dtype=torch.bool).scatter_(1, by_key, True)
+    expected = contrast(*embeddings, plan, temperature=0.2, exclude=mixed)
+    assert torch.allclose(ours.per_query, expected.per_query)

@@ -5,6 +5,7 @@ Kept beside the paper's files, so that those hold the paper only.
 
 import difflib
 import math
+import operator
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -46,8 +47,21 @@ def check_mask(mask: Tensor | None, batch: int, num_negatives: int, name: str = 
         )
 
 
+def check_whole(**numbers: int) -> None:
+    """Refuse counts that are not whole numbers."""
+    for name, value in numbers.items():
+        try:
+            operator.index(value)
+        except TypeError:
+            raise InputError(
+                f"{name}={value!r} is a {type(value).__name__}: it counts something and must be a"
+                " whole number, an int."
+            ) from None
+
+
 def check_counts(num_hardest: int, num_pairs: int = 0, num_with_query: int = 0) -> None:
     """Refuse N, s, s' that no plan can be made of."""
+    check_whole(num_hardest=num_hardest, num_pairs=num_pairs, num_with_query=num_with_query)
     for name, value in [("num_pairs", num_pairs), ("num_with_query", num_with_query)]:
         if value < 0:
             raise InputError(f"{name}={value} is below 0: it counts synthetic points; 0 is none.")
@@ -81,6 +95,26 @@ def check_temperature(temperature: float, name: str = "temperature") -> None:
         )
 
 
+def check_not_transformed() -> None:
+    """Refuse torch.func: the loss and the ranking of negatives look at numbers on their way."""
+    if torch._C._are_functorch_transforms_active():
+        raise InputError(
+            "torch.func (grad, vmap, jacrev, jvp ...) cannot transform this function: it makes its"
+            " gradient by itself and ranks negatives by their values. Use loss.backward() or"
+            " torch.autograd.grad; the losses of single queries are contrast(...).per_query."
+        )
+
+
+def check_once_differentiated() -> None:
+    """Refuse second derivatives, in a backward pass: what it returns is not a function of query."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise InputError(
+            "create_graph=True: the loss has first derivatives only, so gradients of its gradients"
+            " (gradient penalties, Hessians) would be wrong; call backward or torch.autograd.grad"
+            " without create_graph."
+        )
+
+
 def check_choice(name: str, value: str, choices: Iterable[str], more: str = "") -> None:
     """Refuse a name that is not on the menu; the nearest are listed first."""
     known = list(choices)
@@ -91,6 +125,7 @@ def check_choice(name: str, value: str, choices: Iterable[str], more: str = "") 
 
 def check_top(top: int) -> None:
     """Refuse to look at no ranks."""
+    check_whole(top=top)
     if top < 1:
         raise InputError(f"top={top} is below 1: it counts the highest negatives looked at.")
 
@@ -174,10 +209,17 @@ def unit_vectors(name: str, value: Tensor, dtype: torch.dtype | None = None) -> 
             f"{name}[{row}] has length 0: it has no direction to compare; the encoder's output is"
             " dead (all zero)."
         )
-    # Squares of such numbers would overflow or vanish; all others are left as they are.
-    extreme = (largest > 1e15) | (largest < 1e-15)
-    unit = normalize(value / torch.where(extreme, largest, 1.0), dim=1)
+    unit = at_unit_length(value)
     return unit if dtype is None else unit.to(dtype)
+
+
+def at_unit_length(value: Tensor) -> Tensor:
+    """The vectors at unit length, whatever it was; all must be finite and none zero."""
+    largest = value.detach().abs().amax(dim=1, keepdim=True)
+    # Squares of such numbers overflow or vanish, and normalize leaves lengths below 1e-12 as they
+    # are; all others are left as they are.
+    extreme = (largest > 1e15) | (largest < 1e-12)
+    return normalize(value / torch.where(extreme, largest, 1.0), dim=1)
 
 
 def check_plan(plan: "MixPlan", batch: int) -> None:

@@ -9,10 +9,9 @@ import math
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from hardmix.errors import InputError
-from hardmix.mixing.checks import check_finite, check_labels
+from hardmix.mixing.checks import at_unit_length, check_finite, check_labels
 
 CHUNK = 4096
 """Features compared at once: two chunks of 2048 dimensions and their products are 0.13 GB."""
@@ -67,7 +66,7 @@ def uniformity(features: Float[Tensor, "n dim"], t: float = 2.0) -> float:
 
 def _unit(features: Tensor) -> Tensor:
     dtype = torch.promote_types(features.dtype, torch.float32)
-    return normalize(features.detach().to(dtype), dim=1)
+    return at_unit_length(features.detach().to(dtype))
 
 
 def _check(features: Tensor, labels: Tensor | None = None) -> None:

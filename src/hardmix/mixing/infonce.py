@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hardmix.errors import InputError
 from hardmix.mixing.checks import (
     check_mask,
+    check_not_transformed,
+    check_once_differentiated,
     check_plan,
     check_plan_rows,
     check_shapes,
@@ -137,13 +138,16 @@ class _InfoNCE(torch.autograd.Function):
         return per_query
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_per_query: Tensor) -> tuple[Tensor | None, ...]:
+        check_once_differentiated()
         query, direction, to_key, probability = ctx.saved_tensors
-        step = grad_per_query.unsqueeze(1) / ctx.temperature
-        grad_query = step * direction if ctx.needs_input_grad[0] else None
-        grad_key = step * to_key.unsqueeze(1) * query if ctx.needs_input_grad[1] else None
-        grad_negatives = (step * probability).T @ query if ctx.needs_input_grad[2] else None
+        needs_query, needs_key, needs_negatives = ctx.needs_input_grad[:3]
+        # Backward may be called inside autocast too, and would multiply in half precision there.
+        with torch.autocast(query.device.type, enabled=False):
+            step = grad_per_query.unsqueeze(1) / ctx.temperature
+            grad_query = step * direction if needs_query else None
+            grad_key = step * to_key.unsqueeze(1) * query if needs_key else None
+            grad_negatives = (step * probability).T @ query if needs_negatives else None
         return grad_query, grad_key, grad_negatives, None, None, None, None, None, None
 
 
@@ -215,6 +219,7 @@ def _check(
     exclude: Tensor | None,
     similarity: Tensor | None,
 ) -> None:
+    check_not_transformed()
     check_temperature(temperature)
     check_shapes(query, key, negatives)
     check_mask(exclude, len(query), len(negatives))

@@ -17,6 +17,7 @@ from hardmix.mixing.checks import (
     check_choice,
     check_counts,
     check_mask,
+    check_not_transformed,
     check_plan,
     check_plan_rows,
     check_shapes,
@@ -26,7 +27,7 @@ from hardmix.mixing.checks import (
 from hardmix.mixing.infonce import Contrast, contrast
 from hardmix.mixing.plans import Embeddings, MixPlan, Strategy
 from hardmix.mixing.queue import MemoryQueue
-from hardmix.mixing.variants import STRATEGIES, dropped_negatives
+from hardmix.mixing.variants import STRATEGIES, dropped_negatives, ranking_similarity
 from hardmix.settings.config import RealNegatives, StrategyName
 
 
@@ -168,8 +169,10 @@ class MochiLoss(nn.Module):
                 if self.strategy not in STRATEGIES.values():
                     check_plan(plan, len(query))
                     check_plan_rows(plan, len(vectors))
-                dropped = dropped_negatives(similarity, self.real_negatives, num_hardest, not_mixed)
-                exclude = _either(exclude, dropped)
+                if self.real_negatives != "keep":
+                    ranked = ranking_similarity(self.strategy, similarity, embeddings)
+                    dropped = dropped_negatives(ranked, self.real_negatives, num_hardest, not_mixed)
+                    exclude = _either(exclude, dropped)
         outcome = contrast(
             query,
             key,
@@ -204,6 +207,7 @@ def _masks(
 
 def _unit_embeddings(query: Tensor, key: Tensor, negatives: Tensor | MemoryQueue) -> Embeddings:
     """All three in one dtype, float32 or better, and of unit length; a queue's keys are already."""
+    check_not_transformed()
     vectors = negatives.keys if isinstance(negatives, MemoryQueue) else negatives
     check_shapes(query, key, vectors)
     dtype = torch.promote_types(torch.promote_types(query.dtype, vectors.dtype), torch.float32)

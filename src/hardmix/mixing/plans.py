@@ -19,6 +19,7 @@ from hardmix.errors import InputError
 from hardmix.mixing.checks import (
     check_counts,
     check_mask,
+    check_not_transformed,
     check_num_hardest,
     check_plan,
     check_plan_rows,
@@ -122,6 +123,7 @@ def hardest_negatives(
     exclude: Bool[Tensor, "batch K"] | None = None,
 ) -> HardestNegatives:
     """Sec. 4.1: the first N of the negatives ordered by similarity, never an excluded one."""
+    check_not_transformed()
     check_similarity(similarity)
     check_counts(num_hardest)
     check_num_hardest(num_hardest, similarity.shape[1])

@@ -4,7 +4,7 @@ Everything is saved in the state_dict: keys, labels, ids, position and fill.
 """
 
 from collections.abc import Callable
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,11 +12,20 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from hardmix.errors import InputError
-from hardmix.mixing.checks import check_choice, check_labels, unit_vectors
+from hardmix.mixing.checks import (
+    at_unit_length,
+    check_choice,
+    check_labels,
+    check_whole,
+    unit_vectors,
+)
 from hardmix.settings.config import QueueStart
 
 UNKNOWN = -1
 """The label and id of a slot that was given none; no negative number equals anything."""
+
+HALF = (torch.float16, torch.bfloat16)
+"""Too coarse for keys: a vector of 3 dimensions would be 0.002 longer or shorter than 1."""
 
 
 class MemoryQueue(nn.Module):
@@ -24,6 +33,7 @@ class MemoryQueue(nn.Module):
 
     `start="random"` is official MoCo's: until it is filled, random unit vectors are negatives too
     (`MochiLoss` never mixes them). With "empty" unfilled slots take no part in the loss either.
+    `.half()` and `.bfloat16()` leave the keys in float32: rounded, their length would not be 1.
     """
 
     keys: Float[Tensor, "K dim"]
@@ -46,6 +56,7 @@ class MemoryQueue(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
+        check_whole(size=size, dim=dim)
         for name, value in [("size", size), ("dim", dim)]:
             if value < 1:
                 raise InputError(
@@ -122,10 +133,19 @@ class MemoryQueue(nn.Module):
         return equal_and_known(ids, self.ids)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MemoryQueue":
-        position, filled = self.position, self.filled
+        position, filled, keys = self.position, self.filled, self.keys
         super()._apply(fn, recurse)
         self.position, self.filled = position, filled
+        if self.keys.dtype in HALF and keys.dtype not in HALF:
+            self.keys = keys.to(self.keys.device)
         return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Keys that were saved in half precision get their length back."""
+        keys = state_dict.get(f"{prefix}keys")
+        if isinstance(keys, Tensor) and keys.dtype in HALF:
+            state_dict[f"{prefix}keys"] = at_unit_length(keys.float())
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         """What print() shows."""

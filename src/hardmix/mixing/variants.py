@@ -45,9 +45,9 @@ def plan_ranked_by_key(
 ) -> MixPlan:
     """App. B.2: the hardest negatives are the key's, not the query's. About 0.2 % lower there."""
     check_similarity(similarity)
-    _, key, negatives = _need(embeddings, "ranked-by-key")
+    embeddings = _need(embeddings, "ranked-by-key")
     return plan_mochi(
-        (key.detach() @ negatives.detach().T).to(similarity.dtype),
+        ranking_similarity(plan_ranked_by_key, similarity, embeddings),
         num_hardest=num_hardest,
         num_pairs=num_pairs,
         num_with_query=num_with_query,
@@ -126,18 +126,20 @@ def plan_softmax_sampled(
     check_temperature(sampling_temperature, "sampling_temperature")
     check_counts(num_hardest, num_pairs, num_with_query)
     hardest = hardest_negatives(similarity, num_hardest, exclude)
-    cumulative = _cumulative_softmax(similarity, hardest, sampling_temperature)
+    # In float64: the differences of cumulative probabilities are needed.
+    logits = _values(similarity, hardest).double() / sampling_temperature
+    cumulative = _cumulative_softmax(logits)
     dtype, positions, count = similarity.dtype, hardest.positions, hardest.count.unsqueeze(1)
 
     first, second, alpha = draw(hardest, num_pairs, 3, dtype, generator)
-    i = _invert(cumulative, first, count)
-    j = _invert_without(cumulative, second, i, count)
+    i = _invert(cumulative, first.double(), count)
+    j = _invert_without(logits, second.double(), i, count)
     base = positions.gather(1, i).masked_fill(count < 2, NO_POINT)
     partner = positions.gather(1, j).clamp(min=0)
     pairs = MixPlan(base, partner, 1 - open_interval(alpha, 1.0))
 
     which, beta = draw(hardest, num_with_query, 2, dtype, generator)
-    base = positions.gather(1, _invert(cumulative, which, count))
+    base = positions.gather(1, _invert(cumulative, which.double(), count))
     return join(pairs, MixPlan(base, torch.full_like(base, QUERY), open_interval(beta, 0.5)))
 
 
@@ -199,6 +201,7 @@ def dropped_negatives(
     """Real negatives that are mixed but do not count themselves: our reading of "(all queue)".
 
     Give `contrast` this mask, joined with `exclude`, after planning with `exclude` alone.
+    `similarity` is the one that the strategy ranks by: the key's for "ranked-by-key".
     """
     check_choice("real_negatives", real_negatives, get_args(RealNegatives))
     if real_negatives == "keep":
@@ -206,8 +209,20 @@ def dropped_negatives(
     if real_negatives == "drop_all":
         return torch.ones_like(similarity, dtype=torch.bool)
     hardest = hardest_negatives(similarity, num_hardest, exclude)
-    dropped = torch.zeros_like(similarity, dtype=torch.bool)
-    return dropped.scatter_(1, hardest.positions.clamp(min=0), hardest.positions >= 0)
+    batch, width = similarity.shape
+    dropped = similarity.new_zeros(batch, width + 1, dtype=torch.bool)
+    # Where fewer than N are allowed, the last column takes what would land on a real negative.
+    positions = hardest.positions.masked_fill(hardest.positions < 0, width)
+    return dropped.scatter_(1, positions, True)[:, :width]
+
+
+def ranking_similarity(
+    strategy: Strategy, similarity: Float[Tensor, "batch K"], embeddings: Embeddings
+) -> Float[Tensor, "batch K"]:
+    """What a strategy ranks the negatives by: q.n, or k.n in "ranked-by-key"."""
+    if strategy is not plan_ranked_by_key:
+        return similarity
+    return (embeddings.key.detach() @ embeddings.negatives.detach().T).to(similarity.dtype)
 
 
 def _need(embeddings: Embeddings | None, strategy: str) -> Embeddings:
@@ -225,29 +240,34 @@ def _values(similarity: Tensor, hardest: HardestNegatives) -> Tensor:
     return values.masked_fill(hardest.positions < 0, -torch.inf)
 
 
-def _cumulative_softmax(
-    similarity: Tensor, hardest: HardestNegatives, temperature: float
-) -> Tensor:
-    """Cumulative probabilities over the N hardest, in float64: their differences are needed."""
-    logits = _values(similarity, hardest).double() / temperature
+def _cumulative_softmax(logits: Float[Tensor, "batch N"]) -> Float[Tensor, "batch N"]:
+    """Cumulative probabilities over the N hardest; all 0 where there is none."""
     return logits.softmax(dim=1).nan_to_num(0.0).cumsum(dim=1)
 
 
 def _invert(cumulative: Tensor, uniform: Tensor, count: Tensor) -> Tensor:
     """Inverse transform sampling: uniform numbers to columns by their probability."""
-    columns = torch.searchsorted(cumulative, uniform.double().contiguous(), right=True)
+    columns = torch.searchsorted(cumulative, uniform.contiguous(), right=True)
     return torch.minimum(columns, (count - 1).clamp(min=0))
 
 
-def _invert_without(cumulative: Tensor, uniform: Tensor, taken: Tensor, count: Tensor) -> Tensor:
-    """The same among all columns but one: the probability of `taken` is cut out."""
+def _invert_without(logits: Tensor, uniform: Tensor, taken: Tensor, count: Tensor) -> Tensor:
+    """The same by the softmax in which column `taken` is masked.
+
+    A probability of up to 0.5 is cut out of the cumulative ones without loss. Only the likeliest
+    column may have more, and there is one of these: its softmax without it is made anew.
+    """
+    cumulative = _cumulative_softmax(logits)
     upto = cumulative.gather(1, taken)
     before = torch.where(taken > 0, cumulative.gather(1, (taken - 1).clamp(min=0)), 0.0)
-    point = uniform.double() * (1 - (upto - before)).clamp(min=0)
+    point = uniform * (cumulative[:, -1:] - (upto - before))
     point = torch.where(point >= before, point + (upto - before), point)
-    columns = _invert(cumulative, point, count)
-    # One negative may have all of the probability: any other is as good then.
-    return torch.where(columns == taken, (taken + 1) % count.clamp(min=1), columns)
+    others = _invert(cumulative, point, count)
+    likeliest = logits.argmax(dim=1, keepdim=True)
+    others = torch.where(others == taken, likeliest, others)  # rounding at the edge of the cut
+    masked = _cumulative_softmax(logits.scatter(1, likeliest, -torch.inf))
+    instead = _invert(masked, uniform * masked[:, -1:], count)
+    return torch.where(taken == likeliest, instead, others)
 
 
 def _alternating(num_pairs: int, num_with_query: int, device: torch.device) -> Tensor:
