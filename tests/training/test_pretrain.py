@@ -259,6 +259,9 @@ def test_a_folder_of_images_becomes_an_encoder(folder, tmp_path, capfd):
     )
     assert code == 0
     assert "Going on from step 3" in shown
+    code, shown = command(capfd, "pretrain", "cifar10", "--out", tmp_path / "run", "--resume")
+    assert code == 2
+    assert "began with the recipe 'demo', not 'cifar10'" in shown
     config = tmp_path / "run" / "config.json"
     code, _ = command(capfd, "pretrain", "--config", config, "--out", tmp_path / "again")
     assert code == 0
@@ -290,6 +293,10 @@ def test_a_corrupt_image_is_skipped_named_and_counted(folder, tmp_path, capfd):
         (["pretrain", "demo", "--out", "OUT", "--data.num-images", "1"], ["1"]),
         (["pretrain", "--config", "/no/file.json", "--out", "OUT"], ["/no/file.json"]),
         (["pretrain", "--out", "OUT", "--resume"], ["config.json"]),
+        (
+            ["pretrain", "demo", "--recipe", "imagenet100", "--out", "OUT"],
+            ["--recipe is not an option", "hardmix pretrain demo --out RUN"],
+        ),
         (["knn", "/no/run"], ["/no/run", "not a run"]),
         (["imagenet100", "--imagenet", "/no/such", "--out", "OUT"], ["/no/such"]),
     ],

@@ -21,11 +21,14 @@ def run_config(arguments: Sequence[str]) -> tuple[PretrainConfig, list[str]]:
     named = rest.pop(0) if rest and not rest[0].startswith("-") else None
     if named is not None and named not in RECIPES:
         raise InputError(f"there is no recipe {named!r}: choose one of {_known(named, RECIPES)}.")
+    if value_of(rest, "--recipe") is not None:
+        raise InputError(
+            "--recipe is not an option: the recipe is the first word, as in hardmix pretrain"
+            f" {named or 'demo'} --out RUN."
+        )
     saved = _saved_config(rest)
     if saved is not None:
-        from hardmix.settings.saved import read_config
-
-        return read_config(saved), rest
+        return _read_saved(saved, named), rest
     if named is None:
         if wants_help(rest):
             return PretrainConfig(method=_method(rest)), rest
@@ -69,6 +72,19 @@ def _saved_config(rest: Sequence[str]) -> Path | None:
 
     run = Run(out)
     return run.config_file if run.resumes("auto" if resume == "auto" else True) else None
+
+
+def _read_saved(file: Path, named: str | None) -> PretrainConfig:
+    """A saved config; a recipe that is named beside it must be the one it began with."""
+    from hardmix.settings.saved import read_config
+
+    config = read_config(file)
+    if named is not None and named != config.recipe:
+        raise InputError(
+            f"{file} began with the recipe {config.recipe!r}, not {named!r}: leave the recipe out,"
+            " or start another run."
+        )
+    return config
 
 
 def _method(rest: Sequence[str]) -> str:

@@ -96,6 +96,8 @@ def _dispatch(arguments: list[str]) -> None:
         _print_help()
         return
     name, rest = arguments[0], arguments[1:]
+    if name == "--version":
+        name = "version"
     if name not in COMMANDS:
         known = ", ".join(nearest_first(name, COMMANDS))
         raise InputError(f"there is no command {name!r}: choose one of {known}.")
@@ -117,5 +119,8 @@ def _dispatch(arguments: list[str]) -> None:
 def _print_help() -> None:
     lines = [DESCRIPTION, "", "usage: hardmix COMMAND [options]", ""]
     lines += [f"  {name:<12} {(command.__doc__ or '')}" for name, command in COMMANDS.items()]
-    lines += ["", "hardmix COMMAND --help shows a command's options."]
+    lines += [
+        "",
+        "hardmix COMMAND --help shows a command's options; hardmix --version, the version.",
+    ]
     sys.stdout.write("\n".join(lines) + "\n")
