@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hardmix.analysis.analyze import Analysis, analyze
     from hardmix.data.datasets import ImageSet, open_images
     from hardmix.data.shapes import draw_shapes
-    from hardmix.errors import InputError, UnfinishedError
+    from hardmix.errors import InputError, OutputError, UnfinishedError
     from hardmix.evaluation.accuracy import Accuracy, accuracy_of
     from hardmix.evaluation.evaluated_run import EvaluatedRun, open_evaluated_run
     from hardmix.evaluation.features import Features, TrainedEncoder, extract, load_encoder
@@ -82,7 +82,7 @@ _HOME = {
     "analysis.analyze": "Analysis analyze",
     "data.datasets": "ImageSet open_images",
     "data.shapes": "draw_shapes",
-    "errors": "InputError UnfinishedError",
+    "errors": "InputError OutputError UnfinishedError",
     "evaluation.accuracy": "Accuracy accuracy_of",
     "evaluation.evaluated_run": "EvaluatedRun open_evaluated_run",
     "evaluation.features": "Features TrainedEncoder extract load_encoder",
@@ -148,6 +148,7 @@ __all__ = [
     "MochiLoss",
     "ModelConfig",
     "OptimizerConfig",
+    "OutputError",
     "PretrainConfig",
     "ProxyAccuracy",
     "Run",

@@ -246,7 +246,8 @@ class TrainConfig:
         check_at_least(self, "train", epochs=1, stop_epoch=1, batch_size=1, accumulate=1)
         check_at_least(self, "train", queue_size=1, log_every=1, knn_every=0, save_every=1, seed=0)
         check_at_least(self, "train", save_minutes=0, keep_every=0)
-        check_above(self, "train", temperature=0, timeout=0)
+        check_above(self, "train", temperature=0)
+        check_between(self, "train", 0.001, 1e7, "timeout")
         if self.batch_size % self.accumulate:
             raise InputError(
                 f"train.accumulate={self.accumulate} does not divide"

@@ -16,7 +16,7 @@ from hardmix.mixing.plans import Strategy
 from hardmix.models.encoders import UNSPLIT_WARNING
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import warn
-from hardmix.runtime.device import choose_compute
+from hardmix.runtime.device import choose_compute, memory_of
 from hardmix.runtime.distributed import world_size
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.runtime.signals import StopRequest
@@ -41,6 +41,7 @@ class Own:
 def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Training:
     """Check and build everything, and write nothing yet: bad input costs nothing."""
     compute = choose_compute(config.train.device, config.train.precision)
+    check_queue_fits(config, memory_of(compute.device))
     logs = open_logs(config, own.on_log)
     if own.images is not None:
         check_own(own.images, config.data)
@@ -91,6 +92,17 @@ def check_own(images: ImageSet, config: DataConfig) -> None:
         raise InputError(
             f"{images.name} has the label {int(labels.max())} and {len(classes)} classes: name"
             " every class, the first is number 0."
+        )
+
+
+def check_queue_fits(config: PretrainConfig, memory: int) -> None:
+    """Refuse a queue that is larger than the memory it would be in, before it is asked for."""
+    needed = config.train.queue_size * config.model.dim * torch.float32.itemsize
+    if config.uses("train.queue_size") and needed > memory:
+        raise InputError(
+            f"train.queue_size={config.train.queue_size} keys of model.dim={config.model.dim} need"
+            f" {needed / 1e9:.1f} GB, and the memory has {memory / 1e9:.1f} GB: lower"
+            " train.queue_size or model.dim."
         )
 
 
