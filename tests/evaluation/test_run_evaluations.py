@@ -193,6 +193,17 @@ def test_features_of_a_folder_with_the_names_beside_them(run, folder, ending, tm
     np.testing.assert_allclose(values[7], first, atol=1e-5)
 
 
+def test_a_name_with_a_line_break_is_one_line_of_the_listing(run, folder, tmp_path, capfd):
+    (folder / "b" / "4.png").rename(folder / "b" / "4\n5.png")
+    code, _ = command(
+        capfd, "features", run.path, "--data.root", folder, "--out", tmp_path / "f.npy"
+    )
+    names = (tmp_path / "f.names.txt").read_text().splitlines()
+    assert code == 0
+    assert len(names) == len(np.load(tmp_path / "f.npy"))
+    assert str(folder / "b" / r"4\n5.png") in names
+
+
 def test_neighbours_are_drawn_nearest_first(run, folder, tmp_path, capfd):
     image = folder / "b" / "4.png"
     where = ["--data.root", folder, "--out", tmp_path / "sheet.png", "--number", "8"]

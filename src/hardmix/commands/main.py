@@ -79,11 +79,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except Exception as error:
-        from hardmix.runtime.console import complain
+        from hardmix.runtime.console import complain, complain_at_length
 
         ending = ending_of(error)
         if ending is None:
-            traceback.print_exc()
+            complain_at_length(traceback.format_exc())
             ending = Ending("this is a bug in hardmix; please report it with the lines above.", 1)
         complain(ending.message)
         sys.exit(ending.status)
