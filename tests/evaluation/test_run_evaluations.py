@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 
 import hardmix
 from hardmix.commands import main as cli
+from hardmix.commands.argv import data_of_run
+from hardmix.data.imagenet100 import SYNSETS
 from hardmix.errors import InputError
 from hardmix.evaluation import finetune, linear
 from hardmix.evaluation.evaluated_run import _num_classes, open_evaluated_run
@@ -69,6 +71,18 @@ def command(capfd, *arguments) -> tuple[int, str]:
 
 def result(run: Run, name: str) -> dict:
     return json.loads((run.results / f"{name}.json").read_text())
+
+
+def test_a_moved_imagenet_is_judged_by_the_runs_own_classes(tmp_path):
+    root = tmp_path / "imagenet"
+    for synset in [*SYNSETS, "n00000001"]:
+        (root / "train" / synset).mkdir(parents=True)
+    data = dataclasses.replace(CONFIG.data, name="imagenet100", root="/gone", num_images=9)
+    run = make_run(tmp_path / "run", dataclasses.replace(CONFIG, data=data))
+    found = data_of_run([str(run.path), "--data.root", str(root)])
+    assert (found.name, found.num_images) == ("imagenet100", None)
+    (tmp_path / "photos").mkdir()
+    assert data_of_run([str(run.path), "--data.root", str(tmp_path / "photos")]).name is None
 
 
 def test_knn_with_its_floor(run, capfd):

@@ -48,6 +48,16 @@ def test_imagenet100_has_the_papers_settings():
     assert (config.data.min_scale, config.data.blur) == (0.2, True)
 
 
+def test_imagenet100_takes_the_papers_classes_of_any_imagenet():
+    for method in ("moco-v1", "mochi", "supervised"):
+        assert RECIPES["imagenet100"].build(method, False).data.name == "imagenet100"
+
+
+def test_what_recipes_expect_of_the_demo_is_of_its_own_length():
+    epochs = RECIPES["demo"].build("mochi", False).train.epochs
+    assert f"after {epochs} epochs" in RECIPES["demo"].expected
+
+
 def test_imagenet1k_has_the_papers_settings():
     config = RECIPES["imagenet1k"].build("mochi", False)
     assert (config.train.batch_size, config.train.queue_size) == (256, 65536)

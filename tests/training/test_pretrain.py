@@ -188,10 +188,10 @@ def test_strategies_get_their_own_options():
 
 
 @pytest.mark.parametrize("recipe", ["imagenet100", "imagenet1k"])
-def test_the_papers_recipes_take_real_steps_on_a_small_imagenet(recipe, tmp_path):
+def test_the_papers_recipes_take_real_steps_on_a_small_imagenet(recipe, tmp_path, capfd):
     from hardmix.data.imagenet100 import SYNSETS
 
-    names = SYNSETS if recipe == "imagenet100" else SYNSETS[:4]
+    names = [*SYNSETS, "n00000001"] if recipe == "imagenet100" else SYNSETS[:4]
     for number, synset in enumerate(names):
         for split in ("train", "val"):
             file = tmp_path / "imagenet" / split / synset / "0.jpg"
@@ -202,7 +202,6 @@ def test_the_papers_recipes_take_real_steps_on_a_small_imagenet(recipe, tmp_path
         config,
         data=dataclasses.replace(
             config.data,
-            name="imagenet100" if recipe == "imagenet100" else "imagenet",
             root=str(tmp_path / "imagenet"),
             image_size=64,
             workers=0,
@@ -216,6 +215,8 @@ def test_the_papers_recipes_take_real_steps_on_a_small_imagenet(recipe, tmp_path
     )
     run = pretrain(config, tmp_path / "run")
     assert run.metrics()[-1]["step"] == 2
+    said = "the paper's 100 classes" in capfd.readouterr().out
+    assert said == (recipe == "imagenet100")
     import torchvision
 
     model = torchvision.models.resnet50()

@@ -43,11 +43,17 @@ def data_of_run(arguments: Sequence[str]) -> DataConfig:
     """The run's own images are the default; a root of another kind is recognised by itself."""
     if not arguments or arguments[0].startswith("-"):
         return DataConfig()
+    from hardmix.data.datasets import data_name
     from hardmix.runs.folder import Run
 
     data = Run.open(arguments[0]).config().data
-    given: dict[str, Any] = {"name": None, "num_images": None}
-    return data if value_of(arguments, "--data.root") is None else replace(data, **given)
+    root = value_of(arguments, "--data.root")
+    if root is None:
+        return data
+    # An ImageNet that has moved: the run's 100 classes of it, not all that are there.
+    same = data.name == "imagenet100" and data_name(DataConfig(root=root)) == "imagenet"
+    given: dict[str, Any] = {"name": data.name if same else None, "num_images": None}
+    return replace(data, **given)
 
 
 def value_of(arguments: Sequence[str], option: str) -> str | None:

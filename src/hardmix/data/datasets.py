@@ -226,7 +226,8 @@ def _open_imagenet(name: DataName, config: DataConfig, split: Split) -> ImageSet
         raise InputError(
             f"data.root={printable(folder)} lacks {len(missing) or 'all'} of its"
             f" {len(wanted) or ''} class folders ({', '.join(missing[:3])}): {name} is read in"
-            " torchvision's layout, train/SYNSET and val/SYNSET."
+            " torchvision's layout, train/SYNSET and val/SYNSET; for other images set"
+            " data.name=folder."
         )
     return _from_listing(name, config, list_folder(folder, wanted), wanted)
 
