@@ -28,7 +28,7 @@ def run_config(arguments: Sequence[str]) -> tuple[PretrainConfig, list[str]]:
         )
     saved = _saved_config(rest)
     if saved is not None:
-        return _read_saved(saved, named), rest
+        return _of_recipe(named, saved), rest
     if named is None:
         if wants_help(rest):
             return PretrainConfig(method=_method(rest)), rest
@@ -66,31 +66,30 @@ def value_of(arguments: Sequence[str], option: str) -> str | None:
     return None
 
 
-def _saved_config(rest: Sequence[str]) -> Path | None:
-    """The file to begin with: --config's, or that of the run to be resumed."""
+def _saved_config(rest: Sequence[str]) -> PretrainConfig | None:
+    """What to begin with: --config's file, or the run to be resumed."""
     saved, out = value_of(rest, "--config"), value_of(rest, "--out")
     resume = value_of(rest, "--resume") or "no"
     if saved is not None:
-        return Path(saved)
+        from hardmix.settings.saved import read_config
+
+        return read_config(Path(saved))
     if resume == "no" or out is None or wants_help(rest):
         return None
     from hardmix.runs.folder import Run
 
     run = Run(out)
-    return run.config_file if run.resumes("auto" if resume == "auto" else True) else None
+    return run.config() if run.resumes("auto" if resume == "auto" else True) else None
 
 
-def _read_saved(file: Path, named: str | None) -> PretrainConfig:
+def _of_recipe(named: str | None, saved: PretrainConfig) -> PretrainConfig:
     """A saved config; a recipe that is named beside it must be the one it began with."""
-    from hardmix.settings.saved import read_config
-
-    config = read_config(file)
-    if named is not None and named != config.recipe:
+    if named is not None and named != saved.recipe:
         raise InputError(
-            f"{file} began with the recipe {config.recipe!r}, not {named!r}: leave the recipe out,"
-            " or start another run."
+            f"the saved run began with the recipe {saved.recipe!r}, not {named!r}: leave the recipe"
+            " out, or start another run."
         )
-    return config
+    return saved
 
 
 def _method(rest: Sequence[str]) -> str:

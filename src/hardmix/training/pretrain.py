@@ -31,6 +31,7 @@ from hardmix.runtime.distributed import (
 from hardmix.runtime.profile import end_step, profiling, start_steps
 from hardmix.runtime.signals import listening
 from hardmix.settings.config import PretrainConfig
+from hardmix.settings.roots import absolute_root
 from hardmix.settings.schedules import shown_epochs
 from hardmix.training.messages import (
     describe_start,
@@ -82,6 +83,8 @@ def pretrain(
         config = replace(config, data=replace(config.data, name="own", root=None))
     if views is not None:
         config = replace(config, data=replace(config.data, views=OWN_VIEWS))
+    root = absolute_root(config.data.root)  # so that the run can be used from any folder
+    config = replace(config, data=replace(config.data, root=root))
     own = Own(trunk=trunk, strategy=strategy, images=images, views=views, on_log=on_log)
     run = Run(out)
     again = bool(agree_on_max(int(is_main() and run.resumes(resume))))
