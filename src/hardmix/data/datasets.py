@@ -100,11 +100,11 @@ class ImageSet:
 
     def labelled(self) -> "ImageSet":
         """Those whose class is known, for evaluations; it is an error if there is none."""
-        if self.labels is None:
+        known = torch.zeros(0) if self.labels is None else self.labels != UNKNOWN
+        if not bool(known.any()):
             raise InputError(
                 f"{self.name} has no labels: this needs images in folders named by class."
             )
-        known = self.labels != UNKNOWN
         return self if bool(known.all()) else self.select(known.nonzero().flatten())
 
 

@@ -30,6 +30,7 @@ from hardmix.data.own_views import Pipeline, choose_pipelines, make_own_views
 from hardmix.data.shard_loading import ShardLoader
 from hardmix.data.workers import WorkerPool, empty_to_send
 from hardmix.errors import InputError
+from hardmix.runtime.console import say
 from hardmix.runtime.distributed import rank, world_size
 from hardmix.runtime.profile import timed, timed_beside, timed_each
 from hardmix.runtime.random_numbers import permutation
@@ -59,11 +60,13 @@ def open_loader(
     views: int = 2,
     own: ImageSet | None = None,
     pipeline: Pipeline | Sequence[Pipeline] | None = None,
+    labelled: bool = False,
 ) -> tuple[ImageSet | None, Loader]:
     """The data set of a run (none for shards, which are a stream) and its loader on this rank.
 
     `own` is a set that the caller's program holds, in place of one by name, `pipeline` makes a view
-    in place of what data.augmentation names.
+    in place of what data.augmentation names. `labelled` leaves out images whose class is unknown,
+    where others have one.
     """
     pipelines = choose_pipelines(data, pipeline, views)
     options = (data, train.batch_size, train.seed, device, rank(), world_size())
@@ -73,6 +76,11 @@ def open_loader(
         images = open_images(data, "train", train.seed)
     else:
         images = checked(own, data, train.seed)
+    if labelled and images.labels is not None:
+        known = images.labelled()
+        if len(known) < len(images):
+            say(f"Training on the {len(known)} of {len(images)} images whose class is known.")
+        images = known
     loader = ViewLoader(images, *options, views=views, parts=train.accumulate, pipelines=pipelines)
     if pipelines is not None:  # wrong ones are said now, not by a worker process later
         first = torch.tensor([_first_readable(images)])

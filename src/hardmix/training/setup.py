@@ -21,6 +21,7 @@ from hardmix.runtime.distributed import world_size
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import DataConfig, PretrainConfig
+from hardmix.training.knn_images import open_knn_images
 from hardmix.training.metric_logs import OnLog, open_logs
 from hardmix.training.nan_guard import BatchNormSnapshot
 from hardmix.training.optimizers import build_optimizer
@@ -47,7 +48,13 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
         check_own(own.images, config.data)
     kind = METHODS[config.method]
     images, loader = open_loader(
-        config.data, config.train, compute.device, kind.views, own=own.images, pipeline=own.views
+        config.data,
+        config.train,
+        compute.device,
+        kind.views,
+        own=own.images,
+        pipeline=own.views,
+        labelled=kind.needs_labels,
     )
     check_data(config, images)
     torch.manual_seed(seed_of("weights", config.train.seed))
@@ -72,6 +79,7 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
         optimizer=build_optimizer(method.parameter_groups(), config.optimizer),
         batch_norms=BatchNormSnapshot(method),
         stop=stop,
+        knn_images=open_knn_images(config, images),
     )
 
 
