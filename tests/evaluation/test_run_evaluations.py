@@ -129,6 +129,23 @@ def test_linear_protocol_changes_its_rate_at_the_right_epochs_and_no_trunk(run, 
     assert run.encoder_file.read_bytes() == before
 
 
+def test_linear_trains_on_every_image_in_every_epoch(run, monkeypatch):
+    sizes, losses = [], []
+
+    def note(logits, labels):
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        sizes.append(len(labels))
+        losses.append(float(loss.detach()))
+        return loss
+
+    monkeypatch.setattr(linear, "cross_entropy", note)
+    options = LinearOptions(preset="imagenet100", epochs=2, batch_size=100, lr=0.1, milestones=())
+    found = linear.measure(run.path, options)
+    assert sizes == [100, 100, 40] * 2  # official MoCo's loader drops none either
+    mean = sum(size * loss for size, loss in zip(sizes[3:], losses[3:], strict=True)) / 240
+    assert found["curve"][1]["loss"] == pytest.approx(mean)
+
+
 def test_linear_notices_a_trunk_that_changes(run, monkeypatch):
     def spoil(evaluated, config, test):
         next(evaluated.encoder.parameters()).data.add_(1e-7)

@@ -1,4 +1,4 @@
-"""The images by which k-NN judges an encoder while it trains: opened once, before the first step."""
+"""The images by which k-NN judges an encoder while it trains: opened once, before any step."""
 
 from typing import NamedTuple
 
