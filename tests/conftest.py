@@ -18,7 +18,6 @@ settings.load_profile("hardmix")
 
 import torch  # noqa: E402  (after the hook, as everything that imports hardmix)
 
-
 SLOW = (
     "bench/test_bench.py",
     "docs/test_docs_commands.py",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hardmix.data.datasets import ImageSet, open_images
     from hardmix.data.image_files import UnreadableImage
     from hardmix.data.shapes import draw_shapes
-    from hardmix.errors import InputError, UnfinishedError
+    from hardmix.errors import InputError, OutputError, UnfinishedError
     from hardmix.evaluation.accuracy import Accuracy, accuracy_of
     from hardmix.evaluation.evaluated_run import EvaluatedRun, open_evaluated_run
     from hardmix.evaluation.features import Features, TrainedEncoder, extract, load_encoder
@@ -86,7 +86,7 @@ _HOME = {
     "data.datasets": "ImageSet open_images",
     "data.image_files": "UnreadableImage",
     "data.shapes": "draw_shapes",
-    "errors": "InputError UnfinishedError",
+    "errors": "InputError OutputError UnfinishedError",
     "evaluation.accuracy": "Accuracy accuracy_of",
     "evaluation.evaluated_run": "EvaluatedRun open_evaluated_run",
     "evaluation.features": "Features TrainedEncoder extract load_encoder",
@@ -152,6 +152,7 @@ __all__ = [
     "MochiLoss",
     "ModelConfig",
     "OptimizerConfig",
+    "OutputError",
     "Picture",
     "PretrainConfig",
     "ProxyAccuracy",

@@ -78,6 +78,14 @@ def test_an_epoch_shows_every_image_once_but_for_what_fills_no_batch(images):
     assert not torch.equal(ids, again)
 
 
+def test_a_smaller_last_batch_is_kept_where_asked(images):
+    loader = loader_of(images, keep_last=True)
+    batches = list(loader.epoch(0))
+    assert loader.steps_per_epoch == len(batches) == 6
+    assert [len(batch.ids) for batch in batches] == [4, 4, 4, 4, 4, 2]
+    assert sorted(torch.cat([batch.ids for batch in batches]).tolist()) == [*range(len(images))]
+
+
 def test_labels_belong_to_their_images(in_memory, in_files):
     batch = next(loader_of(in_memory).epoch(0))
     assert torch.equal(batch.labels, batch.ids % 3)

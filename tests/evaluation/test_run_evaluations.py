@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 
 import hardmix
 from hardmix.commands import main as cli
+from hardmix.commands.argv import data_of_run
+from hardmix.data.imagenet100 import SYNSETS
 from hardmix.errors import InputError
 from hardmix.evaluation import finetune, linear
 from hardmix.evaluation.evaluated_run import _num_classes, open_evaluated_run
@@ -71,6 +73,18 @@ def result(run: Run, name: str) -> dict:
     return json.loads((run.results / f"{name}.json").read_text())
 
 
+def test_a_moved_imagenet_is_judged_by_the_runs_own_classes(tmp_path):
+    root = tmp_path / "imagenet"
+    for synset in [*SYNSETS, "n00000001"]:
+        (root / "train" / synset).mkdir(parents=True)
+    data = dataclasses.replace(CONFIG.data, name="imagenet100", root="/gone", num_images=9)
+    run = make_run(tmp_path / "run", dataclasses.replace(CONFIG, data=data))
+    found = data_of_run([str(run.path), "--data.root", str(root)])
+    assert (found.name, found.num_images) == ("imagenet100", None)
+    (tmp_path / "photos").mkdir()
+    assert data_of_run([str(run.path), "--data.root", str(tmp_path / "photos")]).name is None
+
+
 def test_knn_with_its_floor(run, capfd):
     code, shown = command(capfd, "knn", run.path, "--k", "5", "--baseline", "pixels", "untrained")
     assert code == 0
@@ -113,6 +127,23 @@ def test_linear_protocol_changes_its_rate_at_the_right_epochs_and_no_trunk(run, 
     assert found["best_top1"] == max(line["top1"] for line in found["curve"])
     assert "lr 1.0" in found["protocol"]
     assert run.encoder_file.read_bytes() == before
+
+
+def test_linear_trains_on_every_image_in_every_epoch(run, monkeypatch):
+    sizes, losses = [], []
+
+    def note(logits, labels):
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        sizes.append(len(labels))
+        losses.append(float(loss.detach()))
+        return loss
+
+    monkeypatch.setattr(linear, "cross_entropy", note)
+    options = LinearOptions(preset="imagenet100", epochs=2, batch_size=100, lr=0.1, milestones=())
+    found = linear.measure(run.path, options)
+    assert sizes == [100, 100, 40] * 2  # official MoCo's loader drops none either
+    mean = sum(size * loss for size, loss in zip(sizes[3:], losses[3:], strict=True)) / 240
+    assert found["curve"][1]["loss"] == pytest.approx(mean)
 
 
 def test_linear_notices_a_trunk_that_changes(run, monkeypatch):
@@ -191,6 +222,17 @@ def test_features_of_a_folder_with_the_names_beside_them(run, folder, ending, tm
     with torch.no_grad():
         first = encoder(encoder.preprocess(names[7])[None])[0].numpy()
     np.testing.assert_allclose(values[7], first, atol=1e-5)
+
+
+def test_a_name_with_a_line_break_is_one_line_of_the_listing(run, folder, tmp_path, capfd):
+    (folder / "b" / "4.png").rename(folder / "b" / "4\n5.png")
+    code, _ = command(
+        capfd, "features", run.path, "--data.root", folder, "--out", tmp_path / "f.npy"
+    )
+    names = (tmp_path / "f.names.txt").read_text().splitlines()
+    assert code == 0
+    assert len(names) == len(np.load(tmp_path / "f.npy"))
+    assert str(folder / "b" / r"4\n5.png") in names
 
 
 def test_neighbours_are_drawn_nearest_first(run, folder, tmp_path, capfd):

@@ -48,6 +48,16 @@ def test_imagenet100_has_the_papers_settings():
     assert (config.data.min_scale, config.data.blur) == (0.2, True)
 
 
+def test_imagenet100_takes_the_papers_classes_of_any_imagenet():
+    for method in ("moco-v1", "mochi", "supervised"):
+        assert RECIPES["imagenet100"].build(method, False).data.name == "imagenet100"
+
+
+def test_what_recipes_expect_of_the_demo_is_of_its_own_length():
+    epochs = RECIPES["demo"].build("mochi", False).train.epochs
+    assert f"after {epochs} epochs" in RECIPES["demo"].expected
+
+
 def test_imagenet1k_has_the_papers_settings():
     config = RECIPES["imagenet1k"].build("mochi", False)
     assert (config.train.batch_size, config.train.queue_size) == (256, 65536)
@@ -72,7 +82,16 @@ def test_moco_v1_differs_from_v2_in_head_views_schedule_and_temperature():
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: DataConfig(image_size=0), ["data.image_size=0", "above 7"]),
+        (lambda: DataConfig(image_size=7), ["data.image_size=7 must be at least 8."]),
+        (lambda: DataConfig(workers=10**6), ["data.workers=1000000", "between 0 and 1024"]),
+        (lambda: MixConfig(warm_up_epochs=-0.5), ["mix.warm_up_epochs=-0.5 must be at least 0."]),
+        (lambda: OptimizerConfig(weight_decay=float("inf")), ["inf must be finite and at least 0"]),
+        (lambda: OptimizerConfig(lr=10**400), ["optimizer.lr=1e400", "finite number above 0"]),
+        (
+            lambda: TrainConfig(batch_size=10**400),
+            ["train.batch_size=1e400 must be at least 1 and below 2^63."],
+        ),
+        (lambda: TrainConfig(batch_size=-(10**400)), ["train.batch_size=-1e400"]),
         (lambda: DataConfig(channels=17), ["data.channels=17", "between 1 and 16"]),
         (lambda: DataConfig(min_scale=2.0), ["data.min_scale=2.0"]),
         (lambda: ModelConfig(key_momentum=1.5), ["model.key_momentum=1.5"]),

@@ -188,10 +188,10 @@ def test_strategies_get_their_own_options():
 
 
 @pytest.mark.parametrize("recipe", ["imagenet100", "imagenet1k"])
-def test_the_papers_recipes_take_real_steps_on_a_small_imagenet(recipe, tmp_path):
+def test_the_papers_recipes_take_real_steps_on_a_small_imagenet(recipe, tmp_path, capfd):
     from hardmix.data.imagenet100 import SYNSETS
 
-    names = SYNSETS if recipe == "imagenet100" else SYNSETS[:4]
+    names = [*SYNSETS, "n00000001"] if recipe == "imagenet100" else SYNSETS[:4]
     for number, synset in enumerate(names):
         for split in ("train", "val"):
             file = tmp_path / "imagenet" / split / synset / "0.jpg"
@@ -202,7 +202,6 @@ def test_the_papers_recipes_take_real_steps_on_a_small_imagenet(recipe, tmp_path
         config,
         data=dataclasses.replace(
             config.data,
-            name="imagenet100" if recipe == "imagenet100" else "imagenet",
             root=str(tmp_path / "imagenet"),
             image_size=64,
             workers=0,
@@ -216,6 +215,8 @@ def test_the_papers_recipes_take_real_steps_on_a_small_imagenet(recipe, tmp_path
     )
     run = pretrain(config, tmp_path / "run")
     assert run.metrics()[-1]["step"] == 2
+    said = "the paper's 100 classes" in capfd.readouterr().out
+    assert said == (recipe == "imagenet100")
     import torchvision
 
     model = torchvision.models.resnet50()
@@ -259,6 +260,9 @@ def test_a_folder_of_images_becomes_an_encoder(folder, tmp_path, capfd):
     )
     assert code == 0
     assert "Going on from step 3" in shown
+    code, shown = command(capfd, "pretrain", "cifar10", "--out", tmp_path / "run", "--resume")
+    assert code == 2
+    assert "began with the recipe 'demo', not 'cifar10'" in shown
     config = tmp_path / "run" / "config.json"
     code, _ = command(capfd, "pretrain", "--config", config, "--out", tmp_path / "again")
     assert code == 0
@@ -290,6 +294,10 @@ def test_a_corrupt_image_is_skipped_named_and_counted(folder, tmp_path, capfd):
         (["pretrain", "demo", "--out", "OUT", "--data.num-images", "1"], ["1"]),
         (["pretrain", "--config", "/no/file.json", "--out", "OUT"], ["/no/file.json"]),
         (["pretrain", "--out", "OUT", "--resume"], ["config.json"]),
+        (
+            ["pretrain", "demo", "--recipe", "imagenet100", "--out", "OUT"],
+            ["--recipe is not an option", "hardmix pretrain demo --out RUN"],
+        ),
         (["knn", "/no/run"], ["/no/run", "not a run"]),
         (["imagenet100", "--imagenet", "/no/such", "--out", "OUT"], ["/no/such"]),
     ],

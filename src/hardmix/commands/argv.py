@@ -21,11 +21,14 @@ def run_config(arguments: Sequence[str]) -> tuple[PretrainConfig, list[str]]:
     named = rest.pop(0) if rest and not rest[0].startswith("-") else None
     if named is not None and named not in RECIPES:
         raise InputError(f"there is no recipe {named!r}: choose one of {_known(named, RECIPES)}.")
+    if value_of(rest, "--recipe") is not None:
+        raise InputError(
+            "--recipe is not an option: the recipe is the first word, as in hardmix pretrain"
+            f" {named or 'demo'} --out RUN."
+        )
     saved = _saved_config(rest)
     if saved is not None:
-        from hardmix.settings.saved import read_config
-
-        return read_config(saved), rest
+        return _of_recipe(named, saved), rest
     if named is None:
         if wants_help(rest):
             return PretrainConfig(method=_method(rest)), rest
@@ -40,11 +43,17 @@ def data_of_run(arguments: Sequence[str]) -> DataConfig:
     """The run's own images are the default; a root of another kind is recognised by itself."""
     if not arguments or arguments[0].startswith("-"):
         return DataConfig()
+    from hardmix.data.datasets import data_name
     from hardmix.runs.folder import Run
 
     data = Run.open(arguments[0]).config().data
-    given: dict[str, Any] = {"name": None, "num_images": None}
-    return data if value_of(arguments, "--data.root") is None else replace(data, **given)
+    root = value_of(arguments, "--data.root")
+    if root is None:
+        return data
+    # An ImageNet that has moved: the run's 100 classes of it, not all that are there.
+    same = data.name == "imagenet100" and data_name(DataConfig(root=root)) == "imagenet"
+    given: dict[str, Any] = {"name": data.name if same else None, "num_images": None}
+    return replace(data, **given)
 
 
 def value_of(arguments: Sequence[str], option: str) -> str | None:
@@ -57,18 +66,30 @@ def value_of(arguments: Sequence[str], option: str) -> str | None:
     return None
 
 
-def _saved_config(rest: Sequence[str]) -> Path | None:
-    """The file to begin with: --config's, or that of the run to be resumed."""
+def _saved_config(rest: Sequence[str]) -> PretrainConfig | None:
+    """What to begin with: --config's file, or the run to be resumed."""
     saved, out = value_of(rest, "--config"), value_of(rest, "--out")
     resume = value_of(rest, "--resume") or "no"
     if saved is not None:
-        return Path(saved)
+        from hardmix.settings.saved import read_config
+
+        return read_config(Path(saved))
     if resume == "no" or out is None or wants_help(rest):
         return None
     from hardmix.runs.folder import Run
 
     run = Run(out)
-    return run.config_file if run.resumes("auto" if resume == "auto" else True) else None
+    return run.config() if run.resumes("auto" if resume == "auto" else True) else None
+
+
+def _of_recipe(named: str | None, saved: PretrainConfig) -> PretrainConfig:
+    """A saved config; a recipe that is named beside it must be the one it began with."""
+    if named is not None and named != saved.recipe:
+        raise InputError(
+            f"the saved run began with the recipe {saved.recipe!r}, not {named!r}: leave the recipe"
+            " out, or start another run."
+        )
+    return saved
 
 
 def _method(rest: Sequence[str]) -> str:

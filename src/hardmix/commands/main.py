@@ -12,8 +12,9 @@ from typing import NoReturn
 
 from hardmix import __version__
 from hardmix.commands import benchmarks, draw, encoder_files, evaluate, processes, sweeps, train
+from hardmix.commands.exits import Ending, ending_of
 from hardmix.commands.options import parse
-from hardmix.errors import InputError, UnfinishedError
+from hardmix.errors import InputError
 from hardmix.settings.bounds import nearest_first
 
 DESCRIPTION = f"hardmix {__version__}: contrastive pre-training with hard negative mixing (MoCHi)."
@@ -55,10 +56,10 @@ SHARED = ("pretrain", "knn", "linear", "detect", "features")
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Exit status: 0 done; 2 bad input, with one message; 1 a defect of ours, with a traceback.
+    """Exit status: 0 done; 2 bad input, with one message; 1 a bug in hardmix, with a traceback.
 
-    75 stopped before the end, by a signal or because another process was lost: --resume goes on.
-    130 ended by a second Ctrl-C.
+    74 results could not be written, as on a full disk. 75 stopped before the end, by a signal or
+    because another process was lost: --resume continues. 130 ended by a second Ctrl-C.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["--"]:  # torchrun -m hardmix -- pretrain ...
@@ -72,22 +73,20 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         _dispatch(arguments)
-    except (InputError, UnfinishedError) as error:
-        from hardmix.runtime.console import complain
-
-        complain(str(error))
-        sys.exit(2 if isinstance(error, InputError) else 75)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # whoever read what we print has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except Exception:
-        from hardmix.runtime.console import complain
+    except Exception as error:
+        from hardmix.runtime.console import complain, complain_at_length
 
-        traceback.print_exc()
-        complain("this is a defect of ours; please report it with the lines above.")
-        sys.exit(1)
+        ending = ending_of(error)
+        if ending is None:
+            complain_at_length(traceback.format_exc())
+            ending = Ending("this is a bug in hardmix; please report it with the lines above.", 1)
+        complain(ending.message)
+        sys.exit(ending.status)
     sys.exit(0)
 
 
@@ -96,6 +95,8 @@ def _dispatch(arguments: list[str]) -> None:
         _print_help()
         return
     name, rest = arguments[0], arguments[1:]
+    if name == "--version":
+        name = "version"
     if name not in COMMANDS:
         known = ", ".join(nearest_first(name, COMMANDS))
         raise InputError(f"there is no command {name!r}: choose one of {known}.")
@@ -117,5 +118,8 @@ def _dispatch(arguments: list[str]) -> None:
 def _print_help() -> None:
     lines = [DESCRIPTION, "", "usage: hardmix COMMAND [options]", ""]
     lines += [f"  {name:<12} {(command.__doc__ or '')}" for name, command in COMMANDS.items()]
-    lines += ["", "hardmix COMMAND --help shows a command's options."]
+    lines += [
+        "",
+        "hardmix COMMAND --help shows a command's options; hardmix --version, the version.",
+    ]
     sys.stdout.write("\n".join(lines) + "\n")

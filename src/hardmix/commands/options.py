@@ -45,9 +45,12 @@ NOT_EVALUATED = ("data.augmentation", "data.blur", "data.min_scale", "data.views
 
 def parse(kind: type[Parsed], name: str, arguments: Sequence[str]) -> Parsed:
     """A command's options; of many processes only rank 0 says what is wrong with them."""
-    return tyro.cli(
-        kind, prog=f"hardmix {name}", args=list(arguments), console_outputs=processes.speaks()
-    )
+    from hardmix.runtime.console import shielded
+
+    with shielded(arguments):
+        return tyro.cli(
+            kind, prog=f"hardmix {name}", args=list(arguments), console_outputs=processes.speaks()
+        )
 
 
 def wants_help(arguments: Sequence[str]) -> bool:

@@ -100,11 +100,11 @@ class ImageSet:
 
     def labelled(self) -> "ImageSet":
         """Those whose class is known, for evaluations; it is an error if there is none."""
-        if self.labels is None:
+        known = torch.zeros(0) if self.labels is None else self.labels != UNKNOWN
+        if not bool(known.any()):
             raise InputError(
                 f"{self.name} has no labels: this needs images in folders named by class."
             )
-        known = self.labels != UNKNOWN
         return self if bool(known.all()) else self.select(known.nonzero().flatten())
 
 
@@ -226,7 +226,8 @@ def _open_imagenet(name: DataName, config: DataConfig, split: Split) -> ImageSet
         raise InputError(
             f"data.root={printable(folder)} lacks {len(missing) or 'all'} of its"
             f" {len(wanted) or ''} class folders ({', '.join(missing[:3])}): {name} is read in"
-            " torchvision's layout, train/SYNSET and val/SYNSET."
+            " torchvision's layout, train/SYNSET and val/SYNSET; for other images set"
+            " data.name=folder."
         )
     return _from_listing(name, config, list_folder(folder, wanted), wanted)
 

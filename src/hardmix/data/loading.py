@@ -6,6 +6,7 @@ in memory are cropped and coloured as whole batches. Files are decoded and cropp
 processes. If a GPU trains, uint8 crops travel and it does the rest; if not, the workers do all.
 """
 
+import math
 import time
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial
@@ -30,6 +31,7 @@ from hardmix.data.own_views import Pipeline, choose_pipelines, make_own_views
 from hardmix.data.shard_loading import ShardLoader
 from hardmix.data.workers import WorkerPool, empty_to_send
 from hardmix.errors import InputError
+from hardmix.runtime.console import say
 from hardmix.runtime.distributed import rank, world_size
 from hardmix.runtime.profile import timed, timed_beside, timed_each
 from hardmix.runtime.random_numbers import permutation
@@ -59,11 +61,13 @@ def open_loader(
     views: int = 2,
     own: ImageSet | None = None,
     pipeline: Pipeline | Sequence[Pipeline] | None = None,
+    labelled: bool = False,
 ) -> tuple[ImageSet | None, Loader]:
     """The data set of a run (none for shards, which are a stream) and its loader on this rank.
 
     `own` is a set that the caller's program holds, in place of one by name, `pipeline` makes a view
-    in place of what data.augmentation names.
+    in place of what data.augmentation names. `labelled` leaves out images whose class is unknown,
+    where others have one.
     """
     pipelines = choose_pipelines(data, pipeline, views)
     options = (data, train.batch_size, train.seed, device, rank(), world_size())
@@ -73,6 +77,11 @@ def open_loader(
         images = open_images(data, "train", train.seed)
     else:
         images = checked(own, data, train.seed)
+    if labelled and images.labels is not None:
+        known = images.labelled()
+        if len(known) < len(images):
+            say(f"Training on the {len(known)} of {len(images)} images whose class is known.")
+        images = known
     loader = ViewLoader(images, *options, views=views, parts=train.accumulate, pipelines=pipelines)
     if pipelines is not None:  # wrong ones are said now, not by a worker process later
         first = torch.tensor([_first_readable(images)])
@@ -84,9 +93,10 @@ def open_loader(
 class ViewLoader:
     """Two views of every image, in a new order each epoch; what does not fill a batch is left out.
 
-    With `views=1`, for training on labels, the key is the query. An unreadable image is replaced by
-    the next readable one. `unreadable` tells which and why, of
-    those that this rank has met; more than data.max_unreadable stop the run.
+    With `views=1`, for training on labels, the key is the query. With `keep_last` what does not
+    fill a batch is a smaller one. An unreadable image is replaced by the next readable one;
+    `unreadable` tells which and why, of those that this rank has met, and more than
+    data.max_unreadable stop the run.
     """
 
     def __init__(
@@ -101,8 +111,11 @@ class ViewLoader:
         views: int = 2,
         parts: int = 1,
         pipelines: tuple[Pipeline, ...] | None = None,
+        keep_last: bool = False,
     ) -> None:
         self.steps_per_epoch = steps_of(len(images), batch_size)
+        if keep_last:
+            self.steps_per_epoch = math.ceil(len(images) / batch_size)
         self._views, self._pipelines = views, pipelines
         self.images, self.config, self.seed, self.device = images, config, seed, device
         self.batch_size, self._rows = batch_size, rows_of(rank, world_size, batch_size, parts)
@@ -112,7 +125,10 @@ class ViewLoader:
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch, from `first_step` on."""
         batches = permutation(self.seed, epoch, len(self.images)).split(self.batch_size)
-        steps = [ids[self._rows] for ids in batches[first_step : self.steps_per_epoch]]
+        steps = [
+            ids[self._rows[self._rows < len(ids)]]
+            for ids in batches[first_step : self.steps_per_epoch]
+        ]
         if self.images.tensor is None or self._pipelines is not None:
             yield from self._from_files(epoch, steps)
             return

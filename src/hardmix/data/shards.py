@@ -33,7 +33,11 @@ def is_shards(root: str) -> bool:
     """Whether a root names archives: 'a.tar', 'a-{000..099}.tar' or 'pipe:COMMAND'."""
     if os.path.isdir(root):
         return False
-    return ".tar" in root or root.startswith("pipe:") or bool(re.search(r"\{.*\.\..*\}", root))
+    return (
+        ".tar" in os.path.basename(root)
+        or root.startswith("pipe:")
+        or bool(re.search(r"\{.*\.\..*\}", root))
+    )
 
 
 def open_shards(

@@ -11,7 +11,7 @@ from hardmix.data.datasets import ImageSet, open_images
 from hardmix.errors import InputError
 from hardmix.evaluation.features import Features, TrainedEncoder, extract, load_encoder
 from hardmix.runtime.atomic_files import write_atomically
-from hardmix.runtime.console import say
+from hardmix.runtime.console import say, visible
 from hardmix.runtime.device import choose_compute
 from hardmix.settings.config import DataConfig
 
@@ -36,7 +36,7 @@ def write_features(run: Path, data: DataConfig, out: Path) -> list[Path]:
         write_atomically(out, _csv(features, names))
     else:
         listing = out.with_suffix(".names.txt")
-        write_atomically(listing, "".join(f"{name}\n" for name in names).encode())
+        write_atomically(listing, "".join(f"{visible(name)}\n" for name in names).encode())
         write_atomically(out, _tensors(features) if out.suffix != ".npy" else _array(features))
         written.append(listing)
     say(f"{len(names)} images, {features.features.shape[1]} features each. Wrote {written[0]}")

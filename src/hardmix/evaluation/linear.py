@@ -126,7 +126,9 @@ def train_classifier(
     classifier = new_classifier(width, evaluated.num_classes, config.seed).to(device)
     optimizer = torch.optim.SGD(classifier.parameters(), lr=config.lr, momentum=0.9)
     data = single_view(evaluated.data, config.min_scale)
-    loader = ViewLoader(evaluated.train, data, config.batch_size, config.seed, device, views=1)
+    loader = ViewLoader(
+        evaluated.train, data, config.batch_size, config.seed, device, views=1, keep_last=True
+    )
     curve = []
     with progress("linear", config.epochs * loader.steps_per_epoch) as meter:
         for epoch in range(config.epochs):
@@ -149,7 +151,7 @@ def train_epoch(
     epoch: int,
     meter: Meter,
 ) -> float:
-    """One pass over the training images; returns the mean loss."""
+    """One pass over all training images; returns the mean loss of an image."""
     total = torch.zeros((), device=evaluated.compute.device)
     for number, batch in enumerate(loader.epoch(epoch), start=1):
         with torch.no_grad(), evaluated.compute.autocast():
@@ -158,9 +160,9 @@ def train_epoch(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        total += loss.detach()
+        total += loss.detach() * len(batch.labels)
         meter.advance(epoch * loader.steps_per_epoch + number, f"epoch {epoch + 1}")
-    return float(total) / loader.steps_per_epoch
+    return float(total) / len(loader.images)
 
 
 def fingerprint(module: nn.Module) -> str:

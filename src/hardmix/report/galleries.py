@@ -11,7 +11,8 @@ from typing import Any
 from hardmix.report.grouping import SeedGroup
 from hardmix.report.run_figures import Kind, checked_text, first_seeds_first, read_or_say
 from hardmix.report.svg import DATA_IMAGE
-from hardmix.runs.reading import RunRecord, number, read_json
+from hardmix.runs.reading import RunRecord, number
+from hardmix.settings.saved import read_json
 
 GALLERY_BYTES = 3_000_000
 MAP_BYTES = 2_000_000

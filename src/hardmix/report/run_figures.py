@@ -16,7 +16,8 @@ from hardmix.analysis.analyze import compare
 from hardmix.analysis.figures.picture import svg
 from hardmix.report.grouping import SeedGroup
 from hardmix.report.svg import natural_width, safe_svg
-from hardmix.runs.reading import RunRecord, read_json
+from hardmix.runs.reading import RunRecord
+from hardmix.settings.saved import read_json
 
 Kind = TypeVar("Kind")
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from hardmix.errors import InputError
 from hardmix.runtime.atomic_files import sync_folder, write_atomically
 from hardmix.runtime.distributed import is_main
+from hardmix.settings.saved import read_json
 
 FORMAT = 2
 KEPT = 2
@@ -107,7 +108,7 @@ def _rotate(folder: Path) -> None:
 
 def _read(file: Path) -> dict[str, Any] | None:
     try:
-        content = json.loads(file.read_text())
+        content = read_json(file)
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None

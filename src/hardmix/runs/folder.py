@@ -25,6 +25,7 @@ from hardmix.runs.checkpoints import Checkpoint, load_newest, pack, write_checkp
 from hardmix.runtime.atomic_files import append_line, room, write_atomically
 from hardmix.runtime.distributed import is_main
 from hardmix.settings.config import PretrainConfig
+from hardmix.settings.roots import root_near
 from hardmix.settings.saved import check_same_run, read_config, to_json
 
 ENCODER_FORMAT = "hardmix-encoder-1"
@@ -98,8 +99,14 @@ class Run:
         return exists
 
     def config(self) -> PretrainConfig:
-        """The config it was started with."""
-        return read_config(self.config_file)
+        """The config it was started with.
+
+        Older versions saved `data.root` as it was typed: a relative one is looked for from here,
+        then from the folders above the run.
+        """
+        config = read_config(self.config_file)
+        root = root_near(config.data.root, self.path)
+        return dataclasses.replace(config, data=dataclasses.replace(config.data, root=root))
 
     def set_status(self, state: str, **facts: Any) -> None:
         """status.json: running, done, stopped or failed, and why; torchrun hides exit statuses."""

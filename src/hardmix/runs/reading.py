@@ -5,7 +5,6 @@ what cannot be read becomes a sentence, every value is checked before it is used
 filled in by a guess. Each file is read once.
 """
 
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from hardmix.errors import InputError
 from hardmix.runs.folder import Run, logged_objects
 from hardmix.runs.labels import known_settings, label_runs, method_uses
 from hardmix.settings.config import PretrainConfig
-from hardmix.settings.saved import MAY_DIFFER, build_config, own_facts, recorded
+from hardmix.settings.saved import MAY_DIFFER, build_config, own_facts, read_json, recorded
 
 
 @dataclass(frozen=True)
@@ -153,14 +152,6 @@ def number(value: object) -> float | None:
         return float(value) if math.isfinite(value) else None
     except OverflowError:
         return None
-
-
-def read_json(file: Path) -> Any:
-    """Any JSON file; ValueError or OSError where it is none (deep nesting counts as none)."""
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
 
 
 def _read_log(file: Path) -> ReadLog:

@@ -23,8 +23,12 @@ def write_atomically(file: Path, data: bytes) -> None:
             out.flush()
             os.fsync(out.fileno())
         temporary.replace(file)
+    except OSError as error:
+        error.filename = os.fspath(file)  # the one that is missed, also where a write fails
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
     sync_folder(file.parent)
 
 

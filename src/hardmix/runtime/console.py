@@ -1,19 +1,37 @@
-"""What people see: tables, lines, progress. The only file that prints."""
+"""What people see: tables, lines, progress. The only file that prints.
 
+Names of files come from anywhere. Nothing in a text moves the cursor, clears the screen, begins a
+line or is taken for markup: such characters are shown as escapes (`visible`).
+"""
+
+import io
+import re
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 QUIET_SECONDS = 20.0
 """Where there is no terminal, a progress line at most this often."""
 
-_out = Console(highlight=False)
-_err = Console(stderr=True, highlight=False)
+_out = Console(highlight=False, markup=False, emoji=False)
+_err = Console(stderr=True, highlight=False, markup=False, emoji=False)
 _rank = 0
+
+_HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, line breaks, turns of the writing direction, bytes that are not UTF-8."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def visible(text: str) -> str:
+    r"""A text on one line of any terminal: an escape sequence becomes \x1b[2J, a line break \n."""
+    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def speak_as(rank: int) -> None:
@@ -24,29 +42,80 @@ def speak_as(rank: int) -> None:
 
 
 def say(text: str) -> None:
-    """One line of plain text; nothing in it is taken for markup."""
-    _out.print(text, markup=False, soft_wrap=True)
+    """One line of plain text."""
+    _out.print(visible(text), soft_wrap=True)
 
 
 def warn(text: str) -> None:
     """One line on standard error that does not stop anything."""
     if _rank == 0:
-        _err.print(f"warning: {text}", markup=False, soft_wrap=True)
+        _err.print(f"warning: {visible(text)}", soft_wrap=True)
 
 
 def complain(text: str) -> None:
     """One line on standard error: why nothing more happens."""
     who = f"hardmix: rank {_rank}: " if _rank else "hardmix: "
-    _err.print(f"{who}{text}", markup=False, soft_wrap=True)
+    _err.print(f"{who}{visible(text)}", soft_wrap=True)
+
+
+def complain_at_length(text: str) -> None:
+    """Many lines on standard error, as a traceback has them."""
+    for line in text.splitlines():
+        _err.print(visible(line), soft_wrap=True)
+
+
+@contextmanager
+def shielded(words: Sequence[str]) -> Iterator[None]:
+    """Within, what others print is made visible too; `words` are what they may repeat.
+
+    Colours of their own stay, on a terminal, unless the words could hold some.
+    """
+    harmless = all(visible(word) == word for word in words)
+    out, err = (_Shield(stream, harmless) for stream in (sys.stdout, sys.stderr))
+    with redirect_stdout(out), redirect_stderr(err):
+        yield
+
+
+class _Shield(io.TextIOBase):
+    """A stream through which nothing hidden goes."""
+
+    def __init__(self, stream: TextIO, colours: bool) -> None:
+        self._stream, self._colours = stream, colours and stream.isatty()
+
+    def write(self, text: str) -> int:
+        """Line by line; returns how much was given."""
+        for line in text.splitlines(keepends=True):
+            end = "\n" * line.endswith("\n")
+            self._stream.write(self._shown(line.removesuffix("\n")) + end)
+        return len(text)
+
+    def _shown(self, text: str) -> str:
+        if not self._colours:
+            return visible(text)
+        pieces = zip(_COLOUR.split(text), [*_COLOUR.findall(text), ""], strict=True)
+        return "".join(visible(words) + colour for words, colour in pieces)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Of the stream behind."""
+        return self._stream.encoding
+
+    def isatty(self) -> bool:
+        """Whether colours may be used."""
+        return self._colours
+
+    def flush(self) -> None:
+        """Of the stream behind."""
+        self._stream.flush()
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table; the first column is text, the others are numbers."""
-    shown = Table(title=title, title_justify="left")
+    shown = Table(title=visible(title), title_justify="left")
     for index, name in enumerate(columns):
-        shown.add_column(name, justify="left" if index == 0 else "right")
+        shown.add_column(visible(name), justify="left" if index == 0 else "right")
     for row in rows:
-        shown.add_row(*row)
+        shown.add_row(*(Text(visible(cell)) for cell in row))
     _out.print(shown)
 
 
@@ -61,7 +130,8 @@ class Meter:
     def advance(self, done: int, text: str = "") -> None:
         """So many of the total are done; `text` says how it goes."""
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done, description=f"{self._title} {text}")
+            shown = visible(f"{self._title} {text}")
+            self._bar.update(self._task, completed=done, description=shown)
             return
         now = time.monotonic()
         if now - self._said >= QUIET_SECONDS and done > self._first:

@@ -20,7 +20,7 @@ import torch
 import torch.distributed
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from hardmix.errors import InputError, UnfinishedError
+from hardmix.errors import InputError, OutputError, UnfinishedError
 from hardmix.runtime.launch import Launch
 
 TIMEOUT = 300.0
@@ -60,8 +60,8 @@ def joined(launch: Launch | None, device: str = "auto", timeout: float = TIMEOUT
         )
         yield
         torch.distributed.barrier()  # nobody is gone while others still write
-    except (InputError, UnfinishedError) as error:
-        _leave_word(store, launch, str(error), 2 if isinstance(error, InputError) else 75)
+    except (InputError, OutputError, UnfinishedError) as error:
+        _leave_word(store, launch, str(error), error.status)
         raise
     except RuntimeError as error:
         if not _is_broken_connection(error):

@@ -3,16 +3,35 @@
 import difflib
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from hardmix.errors import InputError
+
+LARGEST = 2**63 - 1
+"""Of whole numbers: what a tensor can count."""
 
 
 def check_above(config: object, prefix: str, **limits: float) -> None:
     """Refuse a setting that is not above its limit, by its name on the command line."""
     for name, limit in limits.items():
         value = getattr(config, name)
-        if value is not None and not (math.isfinite(value) and value > limit):
-            raise InputError(f"{prefix}.{name}={value} must be a finite number above {limit}.")
+        if value is not None and not (_is_usable(value) and value > limit):
+            raise InputError(
+                f"{prefix}.{name}={shown(value)} must be a finite number above {limit}."
+            )
+
+
+def check_at_least(config: object, prefix: str, **limits: int) -> None:
+    """Refuse a setting below its limit, by its name on the command line."""
+    for name, limit in limits.items():
+        value = getattr(config, name)
+        if value is None or (_is_usable(value) and value >= limit):
+            continue
+        finite = "" if isinstance(value, int) or math.isfinite(value) else "finite and "
+        largest = " and below 2^63" if isinstance(value, int) and value > LARGEST else ""
+        raise InputError(
+            f"{prefix}.{name}={shown(value)} must be {finite}at least {limit}{largest}."
+        )
 
 
 def check_between(config: object, prefix: str, low: float, high: float, *names: str) -> None:
@@ -20,10 +39,21 @@ def check_between(config: object, prefix: str, low: float, high: float, *names: 
     for name in names:
         value = getattr(config, name)
         if value is not None and not low <= value <= high:
-            raise InputError(f"{prefix}.{name}={value} must be between {low} and {high}.")
+            raise InputError(f"{prefix}.{name}={shown(value)} must be between {low} and {high}.")
+
+
+def shown(value: Any) -> str:
+    """A value in a message: a number of many digits by its size alone."""
+    if isinstance(value, int) and abs(value) > 10**30:
+        return f"{'-' * (value < 0)}1e{int(math.log10(abs(value)))}"
+    return str(value)
 
 
 def nearest_first(name: str, known: Iterable[str]) -> list[str]:
     """What a user may have meant, the most similar first."""
     names = list(known)
     return difflib.get_close_matches(name, names, n=len(names), cutoff=0.0)
+
+
+def _is_usable(value: float) -> bool:
+    return value <= LARGEST if isinstance(value, int) else math.isfinite(value)

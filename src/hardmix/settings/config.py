@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hardmix.errors import InputError
-from hardmix.settings.bounds import check_above, check_between, nearest_first
+from hardmix.settings.bounds import check_above, check_at_least, check_between, nearest_first
 from hardmix.settings.facts import setting
 from hardmix.settings.methods import METHOD_FACTS, MethodName, MethodOptions
 
@@ -89,7 +89,8 @@ class DataConfig:
     """Processes that decode image files; sets held in memory need none."""
 
     def __post_init__(self) -> None:
-        check_above(self, "data", num_images=0, image_size=7, max_pixels=0, workers=-1)
+        check_at_least(self, "data", num_images=1, image_size=8, max_pixels=1)
+        check_between(self, "data", 0, 1024, "workers")
         check_between(self, "data", 1, 16, "channels")
         check_between(self, "data", 0.0, 1.0, "min_scale", "max_unreadable")
 
@@ -113,7 +114,7 @@ class ModelConfig:
     batch norm over as many GPUs. 1 lets the batch statistics give the answer away."""
 
     def __post_init__(self) -> None:
-        check_above(self, "model", dim=0, key_bn_splits=0)
+        check_at_least(self, "model", dim=1, key_bn_splits=1)
         check_between(self, "model", 0.0, 1.0, "key_momentum")
 
 
@@ -145,8 +146,9 @@ class MixConfig:
     """X at the end of training, on a line between; unset: it stays."""
 
     def __post_init__(self) -> None:
-        check_above(self, "mix", num_hardest=0, num_pairs=-1, num_with_query=-1, warm_up_epochs=-1)
-        check_above(self, "mix", warm_up_steps=-1, sampling_temperature=0)
+        check_at_least(self, "mix", num_hardest=1, num_pairs=0, num_with_query=0)
+        check_at_least(self, "mix", warm_up_epochs=0, warm_up_steps=0)
+        check_above(self, "mix", sampling_temperature=0)
         check_between(self, "mix", 0.0, 100.0, "percentage", "percentage_end")
         if self.num_pairs > 0 and self.num_hardest < 2:
             raise InputError(
@@ -181,7 +183,8 @@ class OptimizerConfig:
     """Epochs at which the step schedule divides by ten."""
 
     def __post_init__(self) -> None:
-        check_above(self, "optimizer", lr=0, weight_decay=-1e-12, clip=0, warm_up_epochs=-1e-12)
+        check_above(self, "optimizer", lr=0, clip=0)
+        check_at_least(self, "optimizer", weight_decay=0, warm_up_epochs=0)
         check_between(self, "optimizer", 0.0, 1.0, "momentum")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise InputError(
@@ -240,9 +243,11 @@ class TrainConfig:
     """Measure where the time of a step goes: a table at the end, and RUN/profile.json."""
 
     def __post_init__(self) -> None:
-        check_above(self, "train", epochs=0, stop_epoch=0, batch_size=0, accumulate=0, queue_size=0)
-        check_above(self, "train", temperature=0, log_every=0, knn_every=-1, save_every=0, seed=-1)
-        check_above(self, "train", save_minutes=-1e-12, keep_every=-1, timeout=0)
+        check_at_least(self, "train", epochs=1, stop_epoch=1, batch_size=1, accumulate=1)
+        check_at_least(self, "train", queue_size=1, log_every=1, knn_every=0, save_every=1, seed=0)
+        check_at_least(self, "train", save_minutes=0, keep_every=0)
+        check_above(self, "train", temperature=0)
+        check_between(self, "train", 0.001, 1e7, "timeout")
         if self.batch_size % self.accumulate:
             raise InputError(
                 f"train.accumulate={self.accumulate} does not divide"

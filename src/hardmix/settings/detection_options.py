@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hardmix.errors import InputError
-from hardmix.settings.bounds import check_above, check_between
+from hardmix.settings.bounds import check_above, check_at_least, check_between
 
 DetectionTask = Literal["voc", "coco"]
 DetectionSchedule = Literal["24k", "1x", "2x", "short"]
@@ -71,9 +71,11 @@ class DetectionConfig:
     """auto, cpu, cuda or cuda:N."""
 
     def __post_init__(self) -> None:
-        check_above(self, "detect", iterations=0, batch_size=0, lr=0, test_side=15, regions=3)
-        check_above(self, "detect", proposals=0, trials=0, save_every=0, log_every=0)
-        check_above(self, "detect", warm_up=-1, precise_bn=-1, test_every=-1, workers=-1, seed=-1)
+        check_above(self, "detect", lr=0)
+        check_at_least(self, "detect", iterations=1, batch_size=1, test_side=16, regions=4)
+        check_at_least(self, "detect", proposals=1, trials=1, save_every=1, log_every=1)
+        check_at_least(self, "detect", warm_up=0, precise_bn=0, test_every=0, seed=0)
+        check_between(self, "detect", 0, 1024, "workers")
         check_between(self, "detect", 0.0, 1.0, "weight_decay")
         if not self.sides or min(self.sides) < 16:
             raise InputError(
@@ -137,4 +139,5 @@ def schedule_of(task: DetectionTask, schedule: DetectionSchedule | None) -> Dete
 
 def with_batch(config: DetectionConfig, batch_size: int) -> DetectionConfig:
     """Another batch, and the learning rate in proportion (official MoCo's advice)."""
-    return replace(config, batch_size=batch_size, lr=config.lr * batch_size / config.batch_size)
+    checked = replace(config, batch_size=batch_size)
+    return replace(checked, lr=config.lr * batch_size / config.batch_size)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hardmix.errors import InputError
-from hardmix.settings.bounds import check_above, check_between
+from hardmix.settings.bounds import check_above, check_at_least, check_between
 
 ProbeSolver = Literal["lbfgs", "sgd"]
 """How the linear probe on cached features is fitted."""
@@ -32,7 +32,8 @@ class KnnOptions:
     """Also score what needs no training: the floor."""
 
     def __post_init__(self) -> None:
-        check_above(self, "knn", k=0, temperature=0)
+        check_at_least(self, "knn", k=1)
+        check_above(self, "knn", temperature=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,8 @@ class LinearConfig:
     """Of the classifier's first weights, the order and the crops."""
 
     def __post_init__(self) -> None:
-        check_above(self, "linear", epochs=0, batch_size=0, lr=0, seed=-1)
+        check_at_least(self, "linear", epochs=1, batch_size=1, seed=0)
+        check_above(self, "linear", lr=0)
         check_between(self, "linear", 0.0, 1.0, "min_scale")
 
 
@@ -120,8 +122,8 @@ class FinetuneConfig:
     """Start from random weights, to compare."""
 
     def __post_init__(self) -> None:
-        check_above(self, "finetune", labels=0, epochs=0, batch_size=0, lr=0)
-        check_above(self, "finetune", classifier_lr=0, seed=-1)
+        check_at_least(self, "finetune", epochs=1, batch_size=1, seed=0)
+        check_above(self, "finetune", labels=0, lr=0, classifier_lr=0)
         check_between(self, "finetune", 0.0, 1.0, "labels", "min_scale")
 
 

@@ -49,12 +49,20 @@ def to_json(config: Any) -> bytes:
 def read_config(file: Path) -> PretrainConfig:
     """A saved config, checked like one from the command line."""
     try:
-        values = json.loads(file.read_text())
+        values = read_json(file)
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise InputError(f"{file} is not JSON: {error}.") from error
     return build_config(values, str(file))
+
+
+def read_json(file: Path) -> Any:
+    """Any JSON file; OSError or ValueError where it is none (nested too deeply counts as none)."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def build_config(values: Any, where: str) -> PretrainConfig:

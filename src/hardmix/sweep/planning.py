@@ -152,8 +152,6 @@ def config_of(row: Row, options: SweepOptions, seed: int) -> PretrainConfig:
     """The complete config of a row's run."""
     config = config_at(row, options.scale, options.epochs, options.temperature)
     data = config.data
-    if row.recipe == "imagenet100" and options.scale == "paper":
-        data = replace(data, name="imagenet100")
     if options.workers is not None:
         data = replace(data, workers=options.workers)
     return replace(

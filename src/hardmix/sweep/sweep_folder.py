@@ -8,7 +8,7 @@ from typing import Any
 
 from hardmix.errors import InputError
 from hardmix.runtime.atomic_files import write_atomically
-from hardmix.settings.saved import to_json
+from hardmix.settings.saved import read_json, to_json
 from hardmix.sweep.planning import Plan, SweepOptions, selected_rows
 
 FORMAT = "hardmix-sweep-1"
@@ -48,7 +48,7 @@ def check_folder(options: SweepOptions) -> None:
     if not file.exists():
         return
     try:
-        found = json.loads(file.read_text())
+        found = read_json(file)
     except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read: {error}; choose another --out.") from error
     for name, value in _identity(options).items():

@@ -43,6 +43,8 @@ def describe_start(
 ) -> None:
     """What will be run, before it is."""
     data = "shards" if images is None else f"{images.name}, {len(images)} images"
+    if images is not None and images.name == "imagenet100":
+        data += f" of the paper's {len(images.classes or ())} classes"
     views = config.data.augmentation if config.data.views is None else config.data.views
     rows = [
         ["method", method_title(settings(config))],

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hardmix.data.changed_data import write_list
-from hardmix.data.datasets import ImageSet, has_test, open_images
+from hardmix.data.datasets import ImageSet
 from hardmix.data.own_views import OWN_VIEWS, Pipeline
 from hardmix.data.workers import dead_workers_named
 from hardmix.errors import InputError, UnfinishedError
@@ -31,6 +31,7 @@ from hardmix.runtime.distributed import (
 from hardmix.runtime.profile import end_step, profiling, start_steps
 from hardmix.runtime.signals import listening
 from hardmix.settings.config import PretrainConfig
+from hardmix.settings.roots import absolute_root
 from hardmix.settings.schedules import shown_epochs
 from hardmix.training.messages import (
     describe_start,
@@ -49,9 +50,6 @@ from hardmix.training.state import (
     save_checkpoint,
 )
 from hardmix.training.step import take_step
-
-KNN_IMAGES = 10_000
-"""Images of each split that the k-NN accuracy during training looks at, at most."""
 
 
 def pretrain(
@@ -82,6 +80,8 @@ def pretrain(
         config = replace(config, data=replace(config.data, name="own", root=None))
     if views is not None:
         config = replace(config, data=replace(config.data, views=OWN_VIEWS))
+    root = absolute_root(config.data.root)  # so that the run can be used from any folder
+    config = replace(config, data=replace(config.data, root=root))
     own = Own(trunk=trunk, strategy=strategy, images=images, views=views, on_log=on_log)
     run = Run(out)
     again = bool(agree_on_max(int(is_main() and run.resumes(resume))))
@@ -216,8 +216,8 @@ def record_hardness(training: Training, epoch: int) -> None:
 
 def measure_knn(training: Training, epoch: int) -> bool:
     """k-NN accuracy of the trunk's features, where labels exist; whether it is the best so far."""
-    config, images = training.config, training.images
-    if images is None or images.labels is None:
+    config, images = training.config, training.knn_images
+    if images is None:
         return False
     trunk = training.method.trunk
     for buffer in trunk.buffers():  # rank 0's statistics are those that are saved
@@ -227,11 +227,9 @@ def measure_knn(training: Training, epoch: int) -> bool:
         "title": "k-NN features",
         "between": partial(pause, training),
     }
-    some = images.subset(KNN_IMAGES, config.train.seed)
-    asked = bank = extract(trunk, some, config.data, **options)
-    if has_test(config.data):
-        test = open_images(config.data, "test", config.train.seed).subset(KNN_IMAGES, 0)
-        asked = extract(trunk, test, config.data, **options)
+    asked = bank = extract(trunk, images.bank, config.data, **options)
+    if images.test is not None:
+        asked = extract(trunk, images.test, config.data, **options)
     accuracy = knn_accuracy(
         bank.features,
         bank.labels,

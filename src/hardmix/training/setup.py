@@ -16,11 +16,12 @@ from hardmix.mixing.plans import Strategy
 from hardmix.models.encoders import UNSPLIT_WARNING
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import warn
-from hardmix.runtime.device import choose_compute
+from hardmix.runtime.device import choose_compute, memory_of
 from hardmix.runtime.distributed import world_size
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import DataConfig, PretrainConfig
+from hardmix.training.knn_images import open_knn_images
 from hardmix.training.metric_logs import OnLog, open_logs
 from hardmix.training.nan_guard import BatchNormSnapshot
 from hardmix.training.optimizers import build_optimizer
@@ -41,12 +42,19 @@ class Own:
 def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Training:
     """Check and build everything, and write nothing yet: bad input costs nothing."""
     compute = choose_compute(config.train.device, config.train.precision)
+    check_queue_fits(config, memory_of(compute.device))
     logs = open_logs(config, own.on_log)
     if own.images is not None:
         check_own(own.images, config.data)
     kind = METHODS[config.method]
     images, loader = open_loader(
-        config.data, config.train, compute.device, kind.views, own=own.images, pipeline=own.views
+        config.data,
+        config.train,
+        compute.device,
+        kind.views,
+        own=own.images,
+        pipeline=own.views,
+        labelled=kind.needs_labels,
     )
     check_data(config, images)
     torch.manual_seed(seed_of("weights", config.train.seed))
@@ -71,6 +79,7 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
         optimizer=build_optimizer(method.parameter_groups(), config.optimizer),
         batch_norms=BatchNormSnapshot(method),
         stop=stop,
+        knn_images=open_knn_images(config, images),
     )
 
 
@@ -91,6 +100,17 @@ def check_own(images: ImageSet, config: DataConfig) -> None:
         raise InputError(
             f"{images.name} has the label {int(labels.max())} and {len(classes)} classes: name"
             " every class, the first is number 0."
+        )
+
+
+def check_queue_fits(config: PretrainConfig, memory: int) -> None:
+    """Refuse a queue that is larger than the memory it would be in, before it is asked for."""
+    needed = config.train.queue_size * config.model.dim * torch.float32.itemsize
+    if config.uses("train.queue_size") and needed > memory:
+        raise InputError(
+            f"train.queue_size={config.train.queue_size} keys of model.dim={config.model.dim} need"
+            f" {needed / 1e9:.1f} GB, and the memory has {memory / 1e9:.1f} GB: lower"
+            " train.queue_size or model.dim."
         )
 
 

@@ -36,6 +36,7 @@ from hardmix.runtime.distributed import (
 )
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import PretrainConfig
+from hardmix.training.knn_images import KnnImages
 from hardmix.training.metric_logs import MetricLog
 from hardmix.training.nan_guard import (
     MOST_SKIPPED,
@@ -64,6 +65,8 @@ class Training:
     optimizer: torch.optim.Optimizer
     batch_norms: BatchNormSnapshot
     stop: StopRequest
+    knn_images: KnnImages | None = None
+    """By which the encoder is judged while it trains, where labels are known."""
     opened: list[MetricLog] = field(default_factory=list)
     """Those of `logs` that have to be closed."""
     step: int = 0

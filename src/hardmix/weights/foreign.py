@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import torch
-from rich.markup import escape
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -278,7 +277,7 @@ def _report(
         ["queue", f"{queue} keys" if queue else "none"],
         ["epoch", "unknown" if source.epoch is None else str(source.epoch)],
     ]
-    table("imported", ["", "found"], [[name, escape(value)] for name, value in rows])
+    table("imported", ["", "found"], rows)
     if moco:
         say(f"{run.path / IMPORTED} keeps the head{' and the queue' if queue else ''}.")
     if fit.backbone.endswith("-cifar"):

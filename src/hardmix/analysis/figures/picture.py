@@ -20,6 +20,7 @@ from xml.sax.saxutils import escape
 
 from hardmix.errors import InputError
 from hardmix.runtime.atomic_files import write_atomically
+from hardmix.settings.saved import read_json
 
 Format = Literal["svg", "png"]
 LineStyle = Literal["-", "--", "-.", ":"]
@@ -123,7 +124,7 @@ def save(picture: Picture, folder: Path) -> list[Path]:
 def load(folder: Path, name: str, mark: str) -> Picture | None:
     """A picture that is there already, whole and made of the same things; else None."""
     try:
-        facts = json.loads((folder / f"{name}.json").read_text())
+        facts = read_json(folder / f"{name}.json")
         formats = tuple(kind for kind in FORMATS if (folder / f"{name}.{kind}").exists())
         if facts["mark"] == mark and "png" in formats:
             texts = facts["title"], facts["caption"], facts["numbers"]

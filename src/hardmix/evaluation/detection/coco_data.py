@@ -73,7 +73,7 @@ def read_json(file: Path) -> Json:
     """An annotation file as it is, with unique ids."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(
             f"data.root: the annotations {printable(file)} cannot be read ({reason}): COCO's layout"

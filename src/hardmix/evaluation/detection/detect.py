@@ -44,6 +44,7 @@ from hardmix.runtime.device import choose_compute
 from hardmix.runtime.distributed import is_main
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.detection_options import DetectionConfig
+from hardmix.settings.saved import read_json
 
 PICTURES = 6
 """Test images that are drawn for each trial."""
@@ -154,11 +155,12 @@ def claim(folder: Path, config: DetectionConfig, root: Path, weights: Path | Non
     file = folder / "settings.json"
     if file.exists():
         try:
-            found = json.loads(file.read_text())
-        except ValueError as error:
+            found = read_json(file)
+        except (OSError, ValueError) as error:
             raise InputError(f"{file} is not JSON: {error}; choose another --out.") from error
         if found != wanted:
-            before, after = found.get("settings", {}), wanted["settings"]
+            before = found.get("settings", {}) if isinstance(found, dict) else {}
+            after = wanted["settings"]
             changed = [k for k in after if before.get(k) != after[k]] or ["data or weights"]
             raise InputError(
                 f"{folder} was begun with other settings ({', '.join(changed)}): choose another"
@@ -183,8 +185,14 @@ def run_trial(
     """One detector, trained and tested; what is already done is not repeated."""
     file = folder / "result.json"
     if file.exists():
-        finished: dict[str, Any] = json.loads(file.read_text())
-        say(f"{folder.name} is finished: {_headline(finished['scores'])}")
+        try:
+            finished: dict[str, Any] = read_json(file)
+            headline = _headline(finished["scores"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
+            raise InputError(
+                f"{file} is not whole ({error}): delete it, and the trial is tested again."
+            ) from error
+        say(f"{folder.name} is finished: {headline}")
         return finished
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()

@@ -1,0 +1,67 @@
+"""How a command ends: its exit status, and in one sentence what the machine could not do.
+
+0 done; 1 a bug in hardmix, with a traceback; 2 bad input; 74 results could not be written;
+75 stopped, to be resumed; 130 interrupted twice.
+"""
+
+import errno
+import re
+from typing import NamedTuple
+
+from hardmix.errors import InputError, OutputError, UnfinishedError
+
+UNUSABLE = (
+    errno.EACCES,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+)
+"""A file or folder that cannot be used as it was named."""
+
+FULL = (errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC)
+"""A disk that takes no more."""
+
+
+class Ending(NamedTuple):
+    """What is said, and the exit status."""
+
+    message: str
+    status: int
+
+
+def ending_of(error: Exception) -> Ending | None:
+    """None where it is a bug in hardmix."""
+    if isinstance(error, InputError | OutputError | UnfinishedError):
+        return Ending(str(error), error.status)
+    if isinstance(error, OSError):
+        return _of_file(error)
+    return _of_memory(error)
+
+
+def _of_file(error: OSError) -> Ending | None:
+    name = "a file" if error.filename is None else str(error.filename)
+    if error.errno in FULL:
+        return Ending(f"{name} could not be written: {error.strerror}; make room.", 74)
+    if error.errno in UNUSABLE:
+        return Ending(f"{name} cannot be used: {error.strerror}; choose another.", 2)
+    return None
+
+
+def _of_memory(error: Exception) -> Ending | None:
+    said = str(error).partition("\n")[0]
+    if not isinstance(error, MemoryError) and not re.search(
+        r"allocate memory|out of memory|calculation overflowed|multiplication overflow", said
+    ):
+        return None
+    asked = re.search(r"allocate ([\d.]+)( \w*iB|(?= bytes))", said)
+    amount = "more than there is"
+    if asked is not None:
+        amount = asked[1] + asked[2] if asked[2] else f"{int(asked[1]) / 1e9:.1f} GB"
+    return Ending(
+        f"the memory does not suffice ({amount} was asked for): lower what takes most, such as"
+        " the batch size, the size of images, the number of images or the queue.",
+        2,
+    )

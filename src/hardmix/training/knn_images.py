@@ -1,0 +1,40 @@
+"""The images by which k-NN judges an encoder while it trains: opened once, before any step."""
+
+from typing import NamedTuple
+
+from hardmix.data.datasets import ImageSet, has_test, open_images
+from hardmix.runtime.console import say
+from hardmix.settings.config import PretrainConfig
+
+KNN_IMAGES = 10_000
+"""Images of each split that the k-NN accuracy during training looks at, at most."""
+
+
+class KnnImages(NamedTuple):
+    """Labelled images."""
+
+    bank: ImageSet
+    """Training images, which vote."""
+    test: ImageSet | None
+    """Those that are judged; None: the bank itself, each image without its own vote."""
+
+
+def open_knn_images(config: PretrainConfig, images: ImageSet | None) -> KnnImages | None:
+    """Images whose class is known, of both splits; None where k-NN cannot be measured."""
+    seed = config.train.seed
+    bank = None if images is None else _with_classes(images, seed)
+    if bank is None or not config.train.knn_every:
+        return None
+    if not has_test(config.data):
+        return KnnImages(bank, None)
+    test = _with_classes(open_images(config.data, "test", seed), 0)
+    if test is None:
+        say("The test images have no labels: k-NN is measured among the training images.")
+    return KnnImages(bank, test)
+
+
+def _with_classes(images: ImageSet, seed: int) -> ImageSet | None:
+    """Two or more whose class is known, or None."""
+    if images.labels is None or int((images.labels >= 0).sum()) < 2:
+        return None
+    return images.labelled().subset(KNN_IMAGES, seed)
