@@ -55,7 +55,7 @@ Head = Literal["linear", "mlp"]
 OptimizerName = Literal["sgd", "lars", "adamw"]
 Schedule = Literal["cosine", "step"]
 TRUNK_LR = 0.1
-"""Of a trunk that starts from weights, as a share of the learning rate; ours, as fine-tuning does."""
+"""Learning rate of a trunk that starts from weights, as a share of the others'; our choice."""
 Precision = Literal["auto", "fp32", "bf16"]
 OnNan = Literal["stop", "skip"]
 

@@ -1,8 +1,8 @@
 """Weights that were trained on pixels normalised in another way, made to fit hardmix's.
 
 With (p - m) / s for hardmix's pixels x and (p - m') / s' for theirs, theirs are
-x s/s' + (m - m')/s': the factor goes into the first convolution, the shift into its bias or the batch norm behind it.
-Only the border differs, where a convolution pads with zeros, which are another grey.
+x s/s' + (m - m')/s': the factor goes into the first convolution, the shift into its bias or the
+batch norm behind it. Only the border differs, where a convolution pads with zeros, which are another grey.
 """
 
 from typing import Any
