@@ -98,7 +98,14 @@ class Method(nn.Module):
     def parameter_groups(self) -> list[dict[str, Any]]:
         """What the optimizer moves, as torch's optimizers take it; "lr_factor" scales the rate."""
         networks = self.networks().values()
-        return [{"params": [each for net in networks for each in net.parameters()]}]
+        every = [each for net in networks for each in net.parameters()]
+        factor = self.config.trunk_lr
+        if factor == 1:
+            return [{"params": every}]
+        kept = set(self.trunk.parameters())
+        rest = [each for each in every if each not in kept]
+        trunk = [each for each in every if each in kept]
+        return [{"params": rest}, {"params": trunk, "lr_factor": factor}]
 
     def example(self, name: str) -> Float[Tensor, "2 channels size size"]:  # noqa: ARG002
         """Two black images that the network of this name takes."""
@@ -130,6 +137,9 @@ class Method(nn.Module):
     def replicated(self) -> dict[str, Tensor]:
         """State beside the networks that must be equal on every rank, by name."""
         return {}
+
+    def adopt(self, parts: dict[str, Tensor]) -> None:
+        """Begin with what an imported run keeps beside its trunk (`weights.foreign.IMPORTED`)."""
 
     def forget_images(self) -> None:
         """The data set has changed: numbers of images and classes mean nothing any more."""

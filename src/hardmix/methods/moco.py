@@ -126,6 +126,15 @@ class Moco(Method):
         """The queue."""
         return {f"queue's {name}": each for name, each in self.memory.named_buffers()}
 
+    @torch.no_grad()
+    def adopt(self, parts: dict[str, Tensor]) -> None:
+        """Head and queue of a MoCo checkpoint, where they fit."""
+        head = {k.removeprefix("head."): v for k, v in parts.items() if k.startswith("head.")}
+        for encoder in (self.pair.query, self.pair.key) if head else ():
+            encoder.head.load_state_dict(head)
+        if "queue" in parts and parts["queue"].shape == self.memory.keys.shape:
+            self.memory.enqueue(parts["queue"])
+
     def forget_images(self) -> None:
         """Keys of the queue stay, without the numbers of their images and classes."""
         self.memory.ids.fill_(UNKNOWN)

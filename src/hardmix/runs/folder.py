@@ -32,6 +32,9 @@ ENCODER_FORMAT = "hardmix-encoder-1"
 OWN_TRUNK = "own"
 """The backbone's name in the file of an encoder around a user's network."""
 
+OF_THE_WEIGHTS = frozenset({"model.backbone", "data.channels"})
+"""What a run of imported weights must keep when its training begins."""
+
 Resume = bool | Literal["auto"]
 """Whether to go on with a run; "auto" starts one where there is none."""
 
@@ -252,5 +255,6 @@ def versions() -> dict[str, str]:
 def check_resumable(path: Path, config: PretrainConfig) -> None:
     """Refuse to resume with other settings than the run's, and save those that may change."""
     run = Run.open(path)
-    check_same_run(run.config(), config)
+    trained = run.config().recipe != "imported" or any(run.checkpoints.glob("step-*"))
+    check_same_run(run.config(), config, None if trained else OF_THE_WEIGHTS)
     write_atomically(run.config_file, to_json(config))

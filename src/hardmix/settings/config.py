@@ -54,6 +54,8 @@ Augmentation = Literal["moco-v1", "moco-v2", "plain"]
 Head = Literal["linear", "mlp"]
 OptimizerName = Literal["sgd", "lars", "adamw"]
 Schedule = Literal["cosine", "step"]
+TRUNK_LR = 0.1
+"""Learning rate of a trunk that starts from weights, as a share of the others'; our choice."""
 Precision = Literal["auto", "fp32", "bf16"]
 OnNan = Literal["stop", "skip"]
 
@@ -103,6 +105,10 @@ class ModelConfig:
     """A torchvision ResNet (resnet18 ... wide_resnet101_2), the same with '-cifar' for 32 pixel
     images, 'small' (made for CPUs), 'resnet18-narrow' (a quarter as wide), 'timm:NAME' with
     options as in 'timm:NAME?img_size=96', or a function of yours, 'mypackage:make_net'."""
+    init: str | None = setting(None, later=True, label="from {}", name="weights at the start")
+    """Weights to start from instead of random ones: a file (torchvision, timm, official MoCo, the
+    authors' MoCHi), a run's folder, or 'timm' or 'torchvision' for the backbone's own pre-trained
+    weights. The head is new. What to do with few images."""
     head: Head = "mlp"
     """What is between trunk and loss: MoCo-v2's two layers, or MoCo-v1's one."""
     dim: int = setting(128, name="embedding dimensions")
@@ -165,6 +171,8 @@ class OptimizerConfig:
     """SGD as official MoCo, LARS for large batches (You et al. 2017), or AdamW."""
     lr: float = setting(0.03, label="learning rate {}", name="learning rate")
     """Initial learning rate; the paper has 0.03 for batches of 128 and of 256."""
+    trunk_lr: float | None = setting(None, later=True, label="trunk's learning rate x {}")
+    """The trunk's learning rate as a share of `lr`; unset: 0.1 with model.init, else 1."""
     momentum: float = setting(0.9, name="momentum of the optimizer")
     """Of SGD and LARS; that of the key encoder is `model.key_momentum`."""
     betas: tuple[float, ...] = setting((0.9, 0.999), later=True)
@@ -184,7 +192,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_above(self, "optimizer", lr=0, clip=0)
-        check_at_least(self, "optimizer", weight_decay=0, warm_up_epochs=0)
+        check_at_least(self, "optimizer", trunk_lr=0, weight_decay=0, warm_up_epochs=0)
         check_between(self, "optimizer", 0.0, 1.0, "momentum")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise InputError(
@@ -300,6 +308,13 @@ class PretrainConfig:
     def uses(self, setting: str) -> bool:
         """Whether a setting, by its dotted name, means anything to the method."""
         return METHOD_FACTS[self.method].uses(setting)
+
+    @property
+    def trunk_lr(self) -> float:
+        """The trunk's learning rate as a share of optimizer.lr: weights to keep move slowly."""
+        if self.optimizer.trunk_lr is not None:
+            return self.optimizer.trunk_lr
+        return TRUNK_LR if self.model.init is not None else 1.0
 
     def _check_options(self) -> None:
         kind = METHOD_FACTS[self.method].options

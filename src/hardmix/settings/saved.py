@@ -4,7 +4,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -149,12 +149,16 @@ LATER: dict[str, Any] = {
 """Settings that runs of older versions do not record, with what they did."""
 
 
-def check_same_run(old: PretrainConfig, new: PretrainConfig) -> None:
-    """Refuse to resume with other settings than the run's, but for those that may change."""
+def check_same_run(old: PretrainConfig, new: PretrainConfig, fixed: Set[str] | None = None) -> None:
+    """Refuse to resume with other settings than the run's, but for those that may change.
+
+    `fixed` are those that may not; unset: all but `MAY_CHANGE`.
+    """
     before, after = settings(old), settings(new)
     facts = FACTS | own_facts(old.method)
     for name, value in before.items():
-        if value != after[name] and not facts[name].resume:
+        free = facts[name].resume if fixed is None else name not in fixed
+        if value != after[name] and not free:
             raise InputError(
                 f"{name} cannot change from {value} to {after[name]} on --resume: it would be"
                 " another run; leave it out, or start one in another folder."

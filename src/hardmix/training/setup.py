@@ -26,6 +26,7 @@ from hardmix.training.metric_logs import OnLog, open_logs
 from hardmix.training.nan_guard import BatchNormSnapshot
 from hardmix.training.optimizers import build_optimizer
 from hardmix.training.state import Training
+from hardmix.weights.initial import imported_parts, initial_trunk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +61,13 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
     torch.manual_seed(seed_of("weights", config.train.seed))
     materials = Materials(
         compute,
-        own.trunk,
+        initial_trunk(config, run) if own.trunk is None else own.trunk,
         own.strategy,
         None if images is None else len(images),
         len(images.classes or ()) if images is not None else 0,
     )
     method = build_method(config, materials)
+    method.adopt(imported_parts(config, run))
     method.to(compute.device).to(memory_format=torch.channels_last).train()
     method.distribute()
     return Training(

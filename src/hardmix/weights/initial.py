@@ -1,0 +1,97 @@
+"""Weights that a run starts from: `model.init`, or those of an imported run."""
+
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from hardmix.errors import InputError
+from hardmix.models.backbones import build_backbone
+from hardmix.models.pretrained import fetch_pretrained
+from hardmix.runs.folder import Run
+from hardmix.runs.weight_files import Source, read_weights
+from hardmix.runtime.console import say
+from hardmix.settings.config import PretrainConfig
+from hardmix.weights.foreign import IMPORTED, check_finite
+from hardmix.weights.pixel_statistics import adapt_statistics
+from hardmix.weights.recognition import Fit, is_ours, recognise
+
+FETCHED = ("timm", "torchvision")
+"""Words of `model.init` for the weights that a library has of its own."""
+
+
+def initial_trunk(config: PretrainConfig, run: Run) -> nn.Module | None:
+    """The trunk that training starts from; None: random weights, or those of a checkpoint."""
+    init = config.model.init
+    if init is None and is_imported(config, run):
+        init = str(run.encoder_file)
+    if init is None or any(run.checkpoints.glob("step-*")):
+        return None
+    data, backbone = config.data, config.model.backbone
+    if init in FETCHED:
+        trunk = fetch_pretrained(init, backbone, data.channels)
+        foreign = True
+    else:
+        file = weights_file(init)
+        source = read_weights(file)
+        fit = _fit(file, source, backbone, data.channels)
+        trunk = build_backbone(backbone, data.channels, data.image_size).trunk
+        taken = {name: source.tensors[fit.view.names[name]] for name in fit.agreeing}
+        check_finite(file, taken)
+        trunk.load_state_dict(trunk.state_dict() | taken)
+        foreign = not is_ours(source)
+    if foreign:
+        adapt_statistics(trunk, backbone, data.channels, data.image_size)
+    say(f"Starts from the weights of {init}; the trunk learns at {config.trunk_lr:g} of the rate.")
+    return trunk
+
+
+def is_imported(config: PretrainConfig, run: Run) -> bool:
+    """Whether the run is one that `hardmix import` made, and was never trained."""
+    return config.recipe == "imported" and run.encoder_file.exists()
+
+
+def imported_parts(config: PretrainConfig, run: Run) -> dict[str, Tensor]:
+    """Head and queue that `hardmix import` kept of a MoCo checkpoint, if any."""
+    file = run.path / IMPORTED
+    return load_file(file) if is_imported(config, run) and file.exists() else {}
+
+
+def weights_file(init: str) -> Path:
+    """The file that `model.init` names: itself, or a run's encoder."""
+    path = Path(init).expanduser()
+    if not path.is_dir():
+        return path
+    file = Run.open(path).encoder_file
+    if not file.exists():
+        raise InputError(
+            f"model.init={init} has no encoder.safetensors: finish that run first, with"
+            f" hardmix pretrain --out {init} --resume."
+        )
+    return file
+
+
+def recognised_backbone(init: str) -> str:
+    """The backbone whose names and shapes the file of `model.init` has."""
+    file = weights_file(init)
+    return recognise(file, read_weights(file), None).backbone
+
+
+def _fit(file: Path, source: Source, backbone: str, channels: int) -> Fit:
+    try:
+        fit = recognise(file, source, backbone)
+    except InputError as error:
+        try:
+            found = recognise(file, source, None).backbone
+        except InputError:
+            raise error from None
+        raise InputError(
+            f"model.init={file} holds the weights of a {found}, but model.backbone={backbone}: set"
+            f" model.backbone to {found}."
+        ) from None
+    if fit.channels != channels:
+        raise InputError(
+            f"model.init={file} is for images of {fit.channels} channels, but"
+            f" data.channels={channels}: choose other weights, or start without."
+        )
+    return fit

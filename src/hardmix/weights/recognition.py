@@ -1,0 +1,187 @@
+"""Which network a weights file holds, and under which names: told by names and shapes alone.
+
+Known are the layouts of official MoCo, torchvision, timm, lightly, EfficientNet-PyTorch, and ours.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hardmix.errors import InputError
+from hardmix.models.backbones import BACKBONES, build_backbone
+from hardmix.runs.folder import ENCODER_FORMAT, OWN_TRUNK
+from hardmix.runs.weight_files import Source, first_names
+from hardmix.settings.config import Head
+from hardmix.weights.efficientnet_names import EFFICIENTNETS, is_numbered_flat, timm_names
+
+MAX_CHANNELS = 16
+PREFIXES = (
+    "module.",
+    "_orig_mod.",
+    "model.",
+    "encoder_q.",
+    "base_encoder.",
+    "backbone.",
+    "encoder.",
+)
+"""What networks are wrapped in, outermost first: looked under one after the other."""
+
+CHILDREN = dict(zip("014567", ("conv1", "bn1", *(f"layer{n}" for n in range(1, 5))), strict=True))
+"""A ResNet's children by their number in nn.Sequential, as lightly writes them."""
+
+AFTER_TRUNK = re.compile(r"(fc|head\w*|classifier|linear|proj\w*|pred\w*|prototypes|neck)\.")
+"""Names beside the trunk's that do not change its features."""
+
+MOCO_HEADS: dict[frozenset[str], tuple[Head, str]] = {
+    frozenset({"weight", "bias"}): ("linear", "bias"),
+    frozenset({"0.weight", "0.bias", "2.weight", "2.bias"}): ("mlp", "2.bias"),
+}
+"""By the names under MoCo's fc: the head, and the tensor that has one number per dimension."""
+
+
+class NamesUnder(NamedTuple):
+    """The tensors under a prefix: the name in a trunk -> the name in the file."""
+
+    prefix: str
+    names: dict[str, str]
+    numbered: bool
+
+
+class Fit(NamedTuple):
+    """How well a view agrees with a backbone: the names that do, and those that do not, by why."""
+
+    backbone: str
+    view: NamesUnder
+    channels: int
+    agreeing: list[str]
+    wrong: dict[str, list[str]]
+
+    @property
+    def score(self) -> tuple[bool, int]:
+        """Whether everything agrees; and how much more does than does not."""
+        wrong = sum(len(names) for names in self.wrong.values())
+        return wrong == 0, len(self.agreeing) - wrong
+
+
+class MocoParts(NamedTuple):
+    """What MoCo has beside the trunk; names: in imported.safetensors -> in the file."""
+
+    head: Head
+    dim: int
+    queue_size: int | None
+    names: dict[str, str]
+
+
+def recognise(file: Path, source: Source, backbone: str | None) -> Fit:
+    """The backbone and the part of the file that agree in every name and shape."""
+    ours = source.facts.get("backbone") if is_ours(source) else None
+    named = backbone or (ours if ours != OWN_TRUNK else None)
+    fits = [
+        _compare(source.tensors, name, view)
+        for name in ([named] if named else _candidates(source))
+        for view in _views("", {name: name for name in source.tensors})
+    ]
+    nearest = max(fits, key=lambda fit: fit.score)
+    if not nearest.score[0]:
+        raise InputError(_no_fit(file, nearest, backbone))
+    if nearest.channels > MAX_CHANNELS:
+        raise InputError(
+            f"{file} is a {nearest.backbone} for images of {nearest.channels} channels: hardmix"
+            f" takes 1 to {MAX_CHANNELS}; choose weights for fewer."
+        )
+    return nearest
+
+
+def _candidates(source: Source) -> list[str]:
+    """What is tried where nothing names the backbone."""
+    views = _views("", {name: name for name in source.tensors})
+    flat = any(is_numbered_flat(view.names) for view in views)
+    return [*BACKBONES, *(EFFICIENTNETS if flat else ())]
+
+
+def _views(prefix: str, names: dict[str, str]) -> Iterator[NamesUnder]:
+    """The names as they are, then what is under each prefix among them."""
+    numbered = {"0.weight", "4.0.conv1.weight"} <= names.keys()
+    yield NamesUnder(prefix, _by_child(names) if numbered else names, numbered)
+    for inner in PREFIXES:
+        below = {k.removeprefix(inner): v for k, v in names.items() if k.startswith(inner)}
+        if below:
+            yield from _views(prefix + inner, below)
+
+
+def _by_child(names: dict[str, str]) -> dict[str, str]:
+    split = {name: name.partition(".") for name in names}
+    return {f"{CHILDREN.get(a, a)}{dot}{b}": names[name] for name, (a, dot, b) in split.items()}
+
+
+@cache
+def _shapes(backbone: str) -> dict[str, torch.Size]:
+    """Names and shapes of a trunk for three channels, without its numbers."""
+    if backbone.startswith("timm:"):  # some of timm cannot be built without memory
+        trunk = build_backbone(backbone).trunk
+    else:
+        with torch.device("meta"):
+            trunk = build_backbone(backbone).trunk
+    return {name: tensor.shape for name, tensor in trunk.state_dict().items()}
+
+
+def _compare(tensors: Mapping[str, Tensor], backbone: str, view: NamesUnder) -> Fit:
+    wanted = dict(_shapes(backbone))
+    if is_numbered_flat(view.names):
+        view = view._replace(names=timm_names(view.names, wanted))
+    found = {name: tensors[theirs].shape for name, theirs in view.names.items()}
+    channels = 3
+    stem = next((name for name, shape in wanted.items() if len(shape) == 4), "")
+    if len(found.get(stem, ())) == 4:  # any number of channels fits
+        channels = found[stem][1]
+        wanted[stem] = torch.Size([wanted[stem][0], channels, *wanted[stem][2:]])
+    bad = [name for name in wanted if name in found and found[name] != wanted[name]]
+    wrong = {
+        "misses": [n for n in wanted if n not in found and not n.endswith("batches_tracked")],
+        "has unknown": [n for n in found if n not in wanted and not AFTER_TRUNK.match(n)],
+        "has other shapes in": [f"{n} {[*found[n]]} instead of {[*wanted[n]]}" for n in bad],
+    }
+    agreeing = [name for name in wanted if found.get(name) == wanted[name]]
+    return Fit(backbone, view, channels, agreeing, wrong)
+
+
+def _no_fit(file: Path, fit: Fit, backbone: str | None) -> str:
+    reasons = [
+        f"{why} {len(names)} ({first_names(names)})" for why, names in fit.wrong.items() if names
+    ]
+    start = f"fits no backbone of hardmix; the nearest is {fit.backbone}"
+    way_out = "name another with --backbone timm:NAME"
+    if backbone is not None:
+        start, way_out = f"does not fit --backbone {backbone}", "leave --backbone out"
+    return (
+        f"{file} {start}: of its tensors, the file {', '.join(reasons)}; {way_out}, or save the"
+        " state_dict of the trunk alone."
+    )
+
+
+def moco_parts(source: Source, fit: Fit) -> MocoParts | None:
+    """Head and queue of a MoCo checkpoint; the queue only where it has the head's dimension."""
+    if not fit.view.prefix.endswith("encoder_q."):
+        return None
+    fc = {k.removeprefix("fc."): v for k, v in fit.view.names.items() if k.startswith("fc.")}
+    head, last = MOCO_HEADS.get(frozenset(fc), (None, ""))
+    if head is None:
+        return None
+    names = {f"head.{layer}": name for layer, name in fc.items()}
+    dim = len(source.tensors[fc[last]])
+    outer = fit.view.prefix.removesuffix("encoder_q.")
+    queue = source.tensors.get(f"{outer}queue", torch.empty(0))
+    if queue.ndim != 2 or len(queue) != dim or queue.numel() == 0:
+        return MocoParts(head, dim, None, names)
+    held = [name for name in ("queue", "queue_ptr") if outer + name in source.tensors]
+    return MocoParts(head, dim, queue.shape[1], names | {name: outer + name for name in held})
+
+
+def is_ours(source: Source) -> bool:
+    """Whether hardmix wrote the file."""
+    return source.facts.get("format") == ENCODER_FORMAT
