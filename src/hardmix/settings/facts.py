@@ -2,8 +2,8 @@
 
     queue_size: int = setting(16384, label="K = {}", name="queue")
 
-Whether a setting may change on resume, whether it makes another run, and how tables, figures and
-sentences call it.
+Whether a setting may change on resume, whether it makes another run, how tables, figures and
+sentences call it, and whether there were runs before it.
 """
 
 import ast
@@ -26,6 +26,8 @@ class SettingFacts(NamedTuple):
     """How a table or figure tells two runs apart by it, e.g. "K = {}"; empty: it does not."""
     name: str = ""
     """What a sentence calls it; empty: its own name with spaces."""
+    later: bool = False
+    """Whether it came after the first version: runs without it did what its default says."""
 
 
 def setting(default: Any, **facts: Any) -> Any:
