@@ -9,6 +9,7 @@ from PIL import Image
 
 from hardmix.data import shard_loading
 from hardmix.data.augment import channel_statistics, evaluation_crop, make_views
+from hardmix.data.batches import Batch
 from hardmix.data.datasets import ImageSet
 from hardmix.data.loading import ViewLoader, evaluation_batches, open_loader
 from hardmix.data.shard_loading import ShardLoader
@@ -56,11 +57,20 @@ def break_files(images, *numbers):
             file.write(b"<html>not found</html>")
 
 
+def tensors(batch):
+    return [*batch.views, batch.labels, batch.ids]
+
+
 def assert_same(batches, others):
     batches, others = list(batches), list(others)
     assert len(batches) == len(others) > 0
     for one, other in zip(batches, others, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(other), strict=True))
+
+
+def joined(batches):
+    *views, labels, ids = map(torch.cat, zip(*map(tensors, batches), strict=True))
+    return Batch(tuple(views), labels, ids)
 
 
 # What comes
@@ -143,10 +153,7 @@ def test_processes_share_the_batches_of_one(images, world_size):
     ranks = [
         loader_of(images, rank=rank, world_size=world_size).epoch(0) for rank in range(world_size)
     ]
-    shared = [
-        [torch.cat(parts) for parts in zip(*batches, strict=True)]
-        for batches in zip(*ranks, strict=True)
-    ]
+    shared = [joined(batches) for batches in zip(*ranks, strict=True)]
     assert_same(shared, loader_of(images).epoch(0))
 
 
@@ -279,8 +286,7 @@ def test_shards_are_a_stream_of_the_same_batches(shards):
     assert all(torch.equal(batch.labels, batch.ids % 2) for batch in whole)
     assert_same(loader.epoch(0, 1), whole[1:])
     halves = [shard_loader(rank=rank, world_size=2).epoch(0) for rank in (0, 1)]
-    shared = [[torch.cat(p) for p in zip(*b, strict=True)] for b in zip(*halves, strict=True)]
-    assert_same(shared, whole)
+    assert_same([joined(batches) for batches in zip(*halves, strict=True)], whole)
 
 
 def test_broken_images_in_shards_do_not_shorten_the_epoch(shards):

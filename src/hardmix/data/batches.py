@@ -49,6 +49,9 @@ class Loader(Protocol):
     unreadable: dict[int, str]
     """Number of each image that was left out, and why."""
 
+    def prepare(self) -> None:
+        """What is done once, before the first batch."""
+
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Batches of an epoch, from `first_step` on."""
 

@@ -9,6 +9,7 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -16,6 +17,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
+from hardmix.data.cache import ImageCache
 from hardmix.data.cifar_stl import read_cifar, read_stl10
 from hardmix.data.folders import (
     Listing,
@@ -63,6 +65,10 @@ class ImageSet:
     """A file with more is refused."""
     read: Callable[[str, int, int], Tensor] = read_image
     """One of `files`, channels and max_pixels to uint8 pixels; worker processes call it."""
+    cache: ImageCache | None = None
+    """Decoded images of the set that these were selected from."""
+    rows: Int[Tensor, " n"] | None = None
+    """Numbers of these images in it; None: they are all of it, in order."""
 
     def __len__(self) -> int:
         if self.tensor is not None:
@@ -74,7 +80,25 @@ class ImageSet:
         if self.tensor is not None:
             return self.tensor[index]
         assert self.files is not None
+        if self.cache is not None:
+            kept = self.cache.image(index if self.rows is None else int(self.rows[index]))
+            if kept is not None:
+                return kept
         return self.read(self.files[index], self.channels, self.max_pixels)
+
+    def together(self, indices: list[int]) -> UInt8[Tensor, "m channels height width"] | None:
+        """Several images at once; None unless all are decoded, small and of one size."""
+        if self.cache is None or self.cache.kept is None:
+            return None
+        rows = indices if self.rows is None else self.rows[indices].tolist()
+        return self.cache.kept.images(rows)
+
+    def decode_once(self) -> None:
+        """Decode all images now and keep them, where data.cache has it so and it pays."""
+        if self.cache is not None and 2 * len(self) >= len(self.cache.files):
+            self.cache.fill()
+        elif self.cache is not None:  # a few of many: they alone are decoded, unless all are there
+            self.cache.find()
 
     def name_of(self, index: int) -> str:
         """The file, or "cifar10[123]"."""
@@ -87,6 +111,7 @@ class ImageSet:
             labels=None if self.labels is None else self.labels[indices],
             tensor=None if self.tensor is None else self.tensor[indices],
             files=None if self.files is None else tuple(self.files[i] for i in indices.tolist()),
+            rows=indices if self.rows is None else self.rows[indices],
         )
 
     def subset(self, num_images: int | None, seed: int) -> "ImageSet":
@@ -110,7 +135,28 @@ class ImageSet:
 
 def open_images(config: DataConfig, split: Split = "train", seed: int = 0) -> ImageSet:
     """The images of a split; nothing is decoded but the first that can be."""
-    return checked(_open(data_name(config), config, split, seed), config, seed)
+    images = checked(_open(data_name(config), config, split, seed), config, seed)
+    if images.files is None:
+        return images
+    return replace(images, cache=_cache_of(images, images.files, config), rows=None)
+
+
+def _cache_of(images: ImageSet, files: tuple[str, ...], config: DataConfig) -> ImageCache:
+    return ImageCache(
+        files,
+        partial(_read_one, images.read, images.channels, images.max_pixels),
+        images.channels,
+        (images.max_pixels,),
+        config.cache,
+        config.cache_gb * 1e9,
+        config.workers,
+    )
+
+
+def _read_one(
+    read: Callable[[str, int, int], Tensor], channels: int, max_pixels: int, file: str
+) -> Tensor:
+    return read(file, channels, max_pixels)
 
 
 def checked(images: ImageSet, config: DataConfig, seed: int = 0) -> ImageSet:

@@ -122,8 +122,13 @@ class ViewLoader:
         self.unreadable: dict[int, str] = {}
         self._pool: WorkerPool[tuple[int, list[int]], ReadImages] | None = None
 
+    def prepare(self) -> None:
+        """Decode what is to be kept; else the first batch waits for it."""
+        self.images.decode_once()
+
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch, from `first_step` on."""
+        self.prepare()
         batches = permutation(self.seed, epoch, len(self.images)).split(self.batch_size)
         steps = [
             ids[self._rows[self._rows < len(ids)]]
@@ -190,6 +195,7 @@ def evaluation_batches(
 
     Unreadable ones are missing from the ids; more than `max_unreadable` of all raise InputError.
     """
+    images.decode_once()
     mean, std = channel_statistics(images.channels)
     read = partial(_read_evaluation, images, image_size)
     pool = WorkerPool(read, 0 if images.tensor is not None else workers, device)
@@ -225,22 +231,16 @@ def _read_views(
     """
     started = time.perf_counter()
     epoch, wanted = job
-    ids: list[int] = []
-    group: list[Tensor] = []
+    ids: list[Tensor] = []
     crops: list[Tensor] = []
     unreadable: dict[int, str] = {}
-    for index in wanted:
-        while (image := _read(images, index, unreadable)) is None:
-            if len(unreadable) > _allowed(images, config.max_unreadable):
-                return ReadImages(torch.empty(0, dtype=torch.uint8), torch.tensor(ids), unreadable)
-            index = (index + 1) % len(images)
-        ids.append(index)
-        group.append(image)
-        if sum(image.numel() for image in group) > TOGETHER or len(ids) == len(wanted):
-            numbers = torch.tensor(ids[-len(group) :])
-            crops.append(_make(group, numbers, views, config, seed, epoch))
-            group = []
-    pixels, numbers = torch.cat(crops, dim=1), torch.tensor(ids)
+    allowed = _allowed(images, config.max_unreadable)
+    for group_ids, group in _read_groups(images, wanted, unreadable, allowed):
+        ids.append(torch.tensor(group_ids))
+        crops.append(_make(group, ids[-1], views, config, seed, epoch))
+    if len(unreadable) > allowed:
+        return ReadImages(torch.empty(0, dtype=torch.uint8), torch.empty(0).long(), unreadable)
+    pixels, numbers = torch.cat(crops, dim=1), torch.cat(ids)
     if whole and pixels.dtype == torch.uint8:
         out = empty_to_send(pixels.shape)
         colour_views(pixels, numbers, config, seed, epoch, out)
@@ -248,8 +248,34 @@ def _read_views(
     return ReadImages(pixels, numbers, unreadable, time.perf_counter() - started)
 
 
+def _read_groups(
+    images: ImageSet, wanted: list[int], unreadable: dict[int, str], allowed: int
+) -> Iterator[tuple[list[int], Sequence[Tensor] | Tensor]]:
+    """Images that are cropped together, and their numbers: for an unreadable one, the next."""
+    kept = images.together(wanted)
+    if kept is not None:
+        yield wanted, kept
+        return
+    ids: list[int] = []
+    group: list[Tensor] = []
+    held = 0
+    for index in wanted:
+        while (image := _read(images, index, unreadable)) is None:
+            if len(unreadable) > allowed:
+                return
+            index = (index + 1) % len(images)
+        ids.append(index)
+        group.append(image)
+        held += image.numel()
+        if held > TOGETHER:
+            yield ids, group
+            ids, group, held = [], [], 0
+    if group:
+        yield ids, group
+
+
 def _make(
-    images: list[Tensor],
+    images: Sequence[Tensor] | Tensor,
     ids: Tensor,
     views: int | tuple[Pipeline, ...],
     config: DataConfig,
@@ -259,7 +285,7 @@ def _make(
     """Crops, to be coloured; or views that a pipeline of the user's has finished."""
     if isinstance(views, int):
         return crop_views(images, ids, config, seed, epoch, views)
-    return make_own_views(images, ids, views, config, seed, epoch)
+    return make_own_views(list(images), ids, views, config, seed, epoch)
 
 
 def _first_readable(images: ImageSet) -> int:

@@ -11,7 +11,6 @@ of radius 1 with y pointing up; a pixel nearer than half its width is partly cov
 
 import hashlib
 import math
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from hardmix.data.kept_images import cache_folder
 from hardmix.errors import InputError
 from hardmix.runtime.random_numbers import seed_of
 
@@ -79,8 +79,7 @@ def cached_shapes(
 def _cache_file(num_images: int, image_size: int, seed: int, split: Split) -> Path:
     """Named by everything the images depend on, this file's text included."""
     text = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hardmix"
-    return folder / f"shapes-{text}-{split}-{seed}-{num_images}x{image_size}.npy"
+    return cache_folder() / f"shapes-{text}-{split}-{seed}-{num_images}x{image_size}.npy"
 
 
 def _keep(file: Path, images: Tensor) -> None:

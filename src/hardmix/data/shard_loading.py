@@ -43,6 +43,9 @@ class ShardLoader:
         self.batch_size, self._rows = batch_size, rows_of(rank, world_size, batch_size, parts)
         self.unreadable: dict[int, str] = {}
 
+    def prepare(self) -> None:
+        """As of ViewLoader: a stream is not kept."""
+
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch, from `first_step` on."""
         stream = self._stream(epoch)

@@ -49,6 +49,10 @@ DataName = Literal[
 WebDataset archives; all three are recognised by their `root` alone. "own" is an `ImageSet` of
 yours, given to `pretrain`."""
 
+CacheMode = Literal["auto", "memory", "file", "off"]
+"""Where decoded images are kept. "auto": in memory if they fit, in a file if decoding them takes
+long; a file serves later commands too."""
+
 Augmentation = Literal["moco-v1", "moco-v2", "plain"]
 """How a view is coloured after its random crop: as in official MoCo, or only flipped."""
 Head = Literal["linear", "mlp"]
@@ -89,9 +93,14 @@ class DataConfig:
     """Share of images that may be unreadable: those are skipped and named, more stop the run."""
     workers: int = setting(2, resume=True, identity=False)
     """Processes that decode image files; sets held in memory need none."""
+    cache: CacheMode = setting("auto", resume=True, identity=False, later=True)
+    """Where decoded images are kept, so that each is decoded once: the same bits either way."""
+    cache_gb: float = setting(2.0, resume=True, identity=False, later=True)
+    """GB of decoded images to be held in memory at most."""
 
     def __post_init__(self) -> None:
         check_at_least(self, "data", num_images=1, image_size=8, max_pixels=1)
+        check_above(self, "data", cache_gb=0)
         check_between(self, "data", 0, 1024, "workers")
         check_between(self, "data", 1, 16, "channels")
         check_between(self, "data", 0.0, 1.0, "min_scale", "max_unreadable")

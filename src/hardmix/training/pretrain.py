@@ -135,6 +135,7 @@ def start(training: Training, *, resume: bool, allow_changed_data: bool = False)
         raise InputError(f"--out {run.path} cannot be written: {error.strerror}.") from error
     if not restored:
         training.method.prepare(training.loader)
+    training.loader.prepare()
     run.set_status("running", step=training.step)
 
 
