@@ -26,9 +26,12 @@ def forests(pairs: Sequence[Pairs]) -> list[Picture]:
 def gains_over(
     result: SweepResult, pairs: Sequence[Pairs], found: Sequence[FoundTrend]
 ) -> list[Picture]:
-    """One for every trend: every row that has a gain, the trend's own with its line."""
+    """One for every trend: every row that has a gain, those of the trend with their line."""
     pictures = []
-    titles = {measure.id: measure.title for measure in result.measures}
+    titles = {
+        measure.id: f"{measure.title} (%)" if measure.percent else measure.title
+        for measure in result.measures
+    }
     for each in found:
         points = []
         for pair in (pair for pair in pairs if pair.measure == each.measure):
@@ -41,6 +44,5 @@ def gains_over(
                 own = pair.id in each.trend.rows
                 points.append(GainPoint(pair.row, tuple(x), tuple(gains), half, own))
         name = f"gain-over-{each.trend.over}-{each.measure.id}"
-        title = titles.get(each.trend.over, each.trend.over)
-        pictures.append(gain_over(points, title, each.measure.title, name))
+        pictures.append(gain_over(points, titles[each.trend.over], each.measure.title, name))
     return pictures

@@ -66,7 +66,7 @@ def forest(lines: Sequence[GainLine], measure: str, name: str, percent: bool = T
 
 
 def gain_over(points: Sequence[GainPoint], over: str, measure: str, name: str) -> Picture:
-    """Gain over MoCo-v2 over what was measured of it, with the least-squares line of the series."""
+    """Gains over what was measured of each row, with the least-squares line of the series."""
     title = f"Gain in {measure} over {over}"
     with canvas(title, 3.6) as figure:
         axes = figure.subplots()
@@ -75,7 +75,7 @@ def gain_over(points: Sequence[GainPoint], over: str, measure: str, name: str) -
         if line is not None:
             axes.plot(*zip(*line, strict=True), color=INK, linewidth=1, linestyle=":")
         axes.axhline(0, color=INK, linestyle="--", linewidth=1)
-        axes.set(xlabel=f"{over} of the baseline (%)", ylabel=f"gain (points of {measure})")
+        axes.set(xlabel=over, ylabel=f"gain (points of {measure})")
         axes.grid()
         legend_below(figure, handles)
     numbers = {
