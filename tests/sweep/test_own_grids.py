@@ -260,6 +260,9 @@ def test_records_are_enough_to_make_every_table_again(file, tmp_path, trainer):
     for name in ("views.csv", "views.tex", "views-pairs.csv", "views-pairs.json"):
         assert (other / name).read_text() == (out / name).read_text(), name
     assert not (other / "sweep.json").exists(), "nothing but tables and figures"
+    third = tmp_path / "third"
+    assert run_command(*collected[:2], str(third), *collected[3:], "--collect", "--dry-run") == 0
+    assert not third.exists()
 
 
 def test_a_recorded_run_is_not_trained_again_elsewhere(file, tmp_path, trainer, capfd):

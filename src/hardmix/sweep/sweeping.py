@@ -86,14 +86,13 @@ def sweep(
     `collect_only` trains nothing and makes the tables of what is finished or recorded; `pairs`
     shows and draws differences by seed too.
     """
-    if not collect_only:
-        check_folder(options)
-    if not dry_run and not collect_only:
+    if collect_only and not dry_run:
+        tell(make_plan(options), Outcome(), pairs=pairs)
+        return Outcome()
+    check_folder(options)
+    if not dry_run:
         check_roots(options)
     plan = make_plan(options)
-    if collect_only:
-        tell(plan, Outcome(), pairs=pairs)
-        return Outcome()
     show_plan(plan)
     if dry_run:
         return Outcome()
