@@ -17,9 +17,12 @@ from hardmix.commands import main as cli
 from hardmix.errors import InputError, UnfinishedError
 from hardmix.evaluation import linear
 from hardmix.evaluation.detection import detect
+from hardmix.evaluation.evaluated_run import EvaluatedRun
 from hardmix.runs.folder import Run
+from hardmix.runs.reading import read_run
 from hardmix.settings.detection_options import SCHEDULES
-from hardmix.settings.recipes import LINEAR_PRESETS, RECIPES
+from hardmix.settings.evaluation_options import LINEAR_PRESETS
+from hardmix.settings.recipes import RECIPES
 from hardmix.settings.saved import to_json
 from hardmix.sweep import evaluating as sweep_evaluations
 from hardmix.sweep import sweeping
@@ -390,9 +393,9 @@ def test_a_result_of_another_protocol_is_not_taken(tmp_path, trainer):
     ]:
         file = run / "results" / f"{name}.json"
         whole = file.read_text()
-        assert sweep_evaluations.is_present(Run(run), name)
+        assert sweep_evaluations.is_present(read_run(run), name)
         file.write_text(whole.replace(old, new))
-        assert not sweep_evaluations.is_present(Run(run), name)
+        assert not sweep_evaluations.is_present(read_run(run), name)
         file.write_text(whole)
 
 
@@ -405,14 +408,23 @@ def test_every_evaluation_that_a_grid_may_need_exists(tmp_path):
         for chosen in [options(tmp_path, grid, **paper, coco_schedule=schedule)]
         for row in GRIDS[grid].rows
         for name in evaluations_of(row, chosen)
-    } | {"linear-cached"}
-    assert needed == set(sweep_evaluations.EVALUATIONS)
+    } | {"linear-cached", "queue"}
+    assert needed == set(sweep_evaluations.MAKERS)
     assert needed <= {measure.file for measure in MEASURES}
 
 
 def test_the_papers_scale_evaluates_by_the_papers_protocols(tmp_path, monkeypatch):
     called = {}
-    monkeypatch.setattr(linear, "evaluate", lambda *given: called.update(linear=given))
+
+    def on_crops(evaluated, chosen):
+        called["linear"] = evaluated, *linear._protocol(evaluated, chosen)
+        return {}
+
+    def opened(path, data):
+        return EvaluatedRun(Run(path), None, data, *[None] * 5)
+
+    monkeypatch.setattr(linear, "open_evaluated_run", opened)
+    monkeypatch.setattr(linear, "measure_on_crops", on_crops)
     monkeypatch.setattr(detect, "evaluate", lambda path, *given: called.update({given[0]: given}))
     config = RECIPES["imagenet1k"].build("moco-v2", False)
     run = Run.create(tmp_path / "run", config)
@@ -420,9 +432,9 @@ def test_the_papers_scale_evaluates_by_the_papers_protocols(tmp_path, monkeypatc
     chosen = options(tmp_path, "table2", scale="paper", data_root="images", **roots)
     for name in ("linear", "detection-voc-24k", "detection-coco-1x"):
         sweep_evaluations.evaluate(run, name, chosen)
-    path, preset, data, protocol = called.pop("linear")
-    assert (path, preset) == (run.path, LINEAR_PRESETS["imagenet1k"])
-    assert (data.root, protocol) == ("images", "preset imagenet1k")
+    evaluated, preset, protocol = called.pop("linear")
+    assert (evaluated.run.path, preset) == (run.path, LINEAR_PRESETS["imagenet1k"])
+    assert (evaluated.data.root, protocol) == ("images", "preset imagenet1k")
     assert list(called.values()) == [
         (SCHEDULES["voc", "24k"], tmp_path / "voc"),
         (SCHEDULES["coco", "1x"], tmp_path / "coco"),
