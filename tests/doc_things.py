@@ -87,6 +87,13 @@ def make_trained(folder: Path, method: str = "mochi") -> None:
     pretrain(tiny(method, train=train, mix={"warm_up_epochs": 0}), folder)
 
 
+def make_grid(file: Path) -> None:
+    """The grid that docs/sweeps.md shows."""
+    page = (ROOT / "docs" / "sweeps.md").read_text()
+    (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    file.write_text(block)
+
+
 MAKERS: dict[str, Callable[[Path], object]] = {
     "photos": make_photos,
     "imagenet": make_imagenet,
@@ -94,6 +101,7 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "voc": make_voc,
     "devkit": make_devkit,
     "coco": make_coco,
+    "grid.toml": make_grid,
     "image.png": partial(paint, size=(40, 48), seed=0),
     "moco.pth.tar": moco_file,
     "weights.pth": lambda file: torch.save(
@@ -129,6 +137,7 @@ THINGS: dict[str, dict[str, str]] = {
         r"detect": "voc",
     },
     "FOLDER": {r"": "photos"},
+    "GRID.toml": {r"": "grid.toml"},
     "imagenette-96/train": {r"": "photos"},
     "IMAGENET": {r"": "imagenet"},
     "CIFAR": {r"": "cifar"},

@@ -408,7 +408,7 @@ def test_every_evaluation_that_a_grid_may_need_exists(tmp_path):
         for chosen in [options(tmp_path, grid, **paper, coco_schedule=schedule)]
         for row in GRIDS[grid].rows
         for name in evaluations_of(row, chosen)
-    } | {"linear-cached"}
+    } | {"linear-cached", "queue"}
     assert needed == set(sweep_evaluations.MAKERS)
     assert needed <= {measure.file for measure in MEASURES}
 

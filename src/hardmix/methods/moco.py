@@ -27,6 +27,7 @@ from hardmix.mixing.diagnostics import (
     matching_probability,
     proxy_accuracy,
     similarity_histogram,
+    synthetic_mass,
 )
 from hardmix.mixing.infonce import Contrast
 from hardmix.mixing.plans import MixPlan
@@ -155,6 +156,9 @@ class Moco(Method):
             "queue_filled": self.memory.filled / len(self.memory),
             "spread": keys.std(dim=0).mean() * math.sqrt(self.config.model.dim),
         }
+        if plan is not None:
+            temperature = self.config.train.temperature
+            described["synthetic_mass"] = synthetic_mass(outcome, temperature, last.exclude)
         if bool((gather(last.labels) >= 0).all()):
             false = equal_and_known(last.labels, last.queue_labels)
             described["false_negatives_top"] = false_negatives_top(outcome.real, false)

@@ -72,6 +72,17 @@ def proxy_accuracy(
     )
 
 
+def synthetic_mass(
+    outcome: Contrast, temperature: float, exclude: Bool[Tensor, "batch K"] | None = None
+) -> Float[Tensor, ""]:
+    """Share of the softmax of Eq. 1 that the synthetic points hold, mean over the queries."""
+    check_temperature(temperature)
+    real = torch.cat([outcome.positive.unsqueeze(1), _shown(outcome.real, exclude)], dim=1)
+    others = torch.logsumexp(real / temperature, dim=1)
+    points = torch.logsumexp(outcome.synthetic / temperature, dim=1)
+    return torch.sigmoid(points - others).mean()
+
+
 def false_negatives_top(
     similarity: Float[Tensor, "batch K"],
     false_negative: Bool[Tensor, "batch K"],

@@ -12,10 +12,12 @@ from hardmix.runtime.console import say, table
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.recipes import RECIPES
 from hardmix.sweep.grid_rows import Row
-from hardmix.sweep.planning import Job, Plan, config_of, run_name, same_run, share_of
-from hardmix.sweep.scales import IMAGES, IMAGES_PER_SECOND, comparable, describe_scale
+from hardmix.sweep.planning import Job, Plan, config_of, describe, run_name, same_run, share_of
+from hardmix.sweep.records import is_recorded
+from hardmix.sweep.scales import IMAGES, IMAGES_PER_SECOND
 
-State = Literal["finished", "begun", "new"]
+State = Literal["finished", "recorded", "begun", "new"]
+"""Recorded: it was finished elsewhere, and its record has all that is wanted."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,17 @@ def measure_speed(plan: Plan) -> Speed:
     return Speed(means, usual, source)
 
 
+def state_in(plan: Plan, job: Job) -> State:
+    """The same in a sweep, which knows records."""
+    state = state_of(Run(plan.folder(job.name)))
+    return "recorded" if state != "finished" and is_recorded(plan.options, job) else state
+
+
 def images_left(job: Job, plan: Plan) -> int:
     """Images still to be trained on, of a run as it stands."""
     run, config = Run(plan.folder(job.name)), job.config
-    state = state_of(run)
-    if state == "finished":
+    state = state_in(plan, job)
+    if state in ("finished", "recorded"):
         return 0
     done = 0
     if state == "begun":
@@ -96,16 +104,14 @@ def in_words(seconds: float) -> str:
 def show_plan(plan: Plan) -> None:
     """The table of rows with what is left of each, and the time it takes."""
     options = plan.options
-    for sentence in [
-        comparable(options.scale)[1],
-        *describe_scale(plan.rows[0], options.scale, options.epochs, options.temperature),
-        *same_run(plan.rows, options),
-    ]:
+    _, statement, changes = describe(options)
+    for sentence in [statement, *changes, *same_run(plan.rows, options)]:
         say(sentence)
     speed = measure_speed(plan)
     jobs = {job.name: job for chain in plan.chains for job in chain}
     rows = [_describe(row, plan, jobs, speed) for row in plan.rows]
-    title = f"{options.grid} at the scale {options.scale}, {len(jobs)} runs"
+    scale = "" if options.is_own else f" at the scale {options.scale}"
+    title = f"{options.grid_name}{scale}, {len(jobs)} runs"
     table(title, ["row", "(N, s, s')", "K", "epochs", "runs", "training"], rows)
     part, parts = share_of(options.index)
     if parts > 1:
@@ -126,7 +132,7 @@ def _describe(row: Row, plan: Plan, jobs: dict[str, Job], speed: Speed) -> list[
     options = plan.options
     configs = [config_of(row, options, seed) for seed in options.every_seed]
     own = [jobs[run_name(config)] for config in configs]
-    states = Counter(state_of(Run(plan.folder(job.name))) for job in own)
+    states = Counter(state_in(plan, job) for job in own)
     epochs = str(configs[0].train.last_epoch)
     if configs[0].train.stop_epoch is not None:
         epochs += f" of {configs[0].train.epochs}"

@@ -6,17 +6,23 @@ from pathlib import Path
 from typing import Any
 
 from hardmix.analysis.embedding import measure_run
+from hardmix.analysis.over_training import epoch_means
+from hardmix.errors import InputError
 from hardmix.evaluation.all_evaluations import EVALUATIONS
 from hardmix.evaluation.detection import detect
 from hardmix.evaluation.linear import cached_protocol
+from hardmix.mixing.embedding_space import uniformity
 from hardmix.runs.folder import Run
 from hardmix.runs.reading import RunRecord
 from hardmix.settings.config import DataConfig
 from hardmix.settings.detection_options import SCHEDULES, DetectionConfig
 from hardmix.settings.evaluation_options import KnnOptions, LinearOptions
+from hardmix.sweep.grids import grid_named
 from hardmix.sweep.planning import SweepOptions
 
 VOTE = KnnOptions()
+QUEUE_KEYS = "memory.keys"
+"""How the name of the queue's keys in a checkpoint ends."""
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "linear-cached": {"protocol": cached_protocol("lbfgs")},
@@ -25,6 +31,9 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
 }
 """What an accuracy must say of itself to be used, beside its images and its preset: somebody may
 have evaluated the run otherwise by hand."""
+
+NAMED_BY_PLACE = (None, "folder", "list")
+"""Images whose result files have the place they lay in, which may be another one today."""
 
 
 def is_present(record: RunRecord, name: str) -> bool:
@@ -37,7 +46,7 @@ def is_present(record: RunRecord, name: str) -> bool:
     wanted = dict(PROTOCOLS[name])
     if name == "linear":
         wanted["protocol"] = f"preset {record.settings['recipe']}"
-    if record.settings["data.name"] is not None:
+    if record.settings["data.name"] not in NAMED_BY_PLACE:
         wanted["data"] = record.settings["data.name"]
     return all(result.get(key) == value for key, value in wanted.items())
 
@@ -45,6 +54,9 @@ def is_present(record: RunRecord, name: str) -> bool:
 def evaluate(run: Run, name: str, options: SweepOptions) -> None:
     """Make one result; the images may lie elsewhere than when the run was trained."""
     data = replace(run.config().data, root=options.data_root)
+    labelled = grid_named(options.grid).labelled_images
+    if labelled is not None:
+        data = replace(data, num_images=labelled)
     MAKERS[name](run, data, options)
 
 
@@ -62,6 +74,22 @@ def _linear(run: Run, data: DataConfig, _: SweepOptions) -> None:
 
 def _embedding(run: Run, data: DataConfig, _: SweepOptions) -> None:
     measure_run(run, data)
+
+
+def _queue(run: Run, _: DataConfig, __: SweepOptions) -> None:
+    """App. A's losses in the embedding where the contrastive loss acts, as training left it.
+
+    Uniformity is that of the keys in the queue; alignment, E|q - k|^2 of two views of an image,
+    follows from their similarity over the last epoch.
+    """
+    checkpoint = run.load_checkpoint()
+    tensors = {} if checkpoint is None else checkpoint.tensors
+    keys = next((value for name, value in tensors.items() if name.endswith(QUEUE_KEYS)), None)
+    similarity = epoch_means(run.metrics(), "positive_similarity")
+    if keys is None or not similarity:
+        raise InputError(f"{run.path} has no queue: the evaluation queue is for MoCo and MoCHi.")
+    found = {"uniformity": uniformity(keys), "alignment": 2 - 2 * similarity[-1]}
+    run.write_result("queue", {**found, "keys": len(keys)})
 
 
 def _voc(run: Run, _: DataConfig, options: SweepOptions) -> None:
@@ -84,6 +112,7 @@ MAKERS: dict[str, Callable[[Run, DataConfig, SweepOptions], None]] = {
     "linear-cached": _linear_cached,
     "linear": _linear,
     "embedding": _embedding,
+    "queue": _queue,
     "detection-voc-24k": _voc,
     "detection-coco-1x": _coco,
     "detection-coco-2x": _coco,

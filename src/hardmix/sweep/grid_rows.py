@@ -1,15 +1,17 @@
-"""A row of the paper's tables, and the numbers that the paper prints for it. Imports no torch."""
+"""A row of a grid, and the numbers that the paper prints for it. Imports no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hardmix.paper.numbers import METHODS, PaperRow, printed_rows
+from hardmix.settings.config import PretrainConfig
 from hardmix.settings.methods import MethodName
 from hardmix.settings.recipes import RECIPES
 
-Evaluation = Literal["linear", "knn", "embedding", "proxy", "voc", "coco"]
-"""What a row is judged by: embedding is alignment and uniformity, proxy the task of Sec. 3.2."""
+Evaluation = Literal["linear", "linear-cached", "knn", "embedding", "queue", "proxy", "voc", "coco"]
+"""What a row is judged by: embedding is alignment and uniformity of the features, queue the same of
+the embedding that the loss sees, proxy what is logged of the task of Sec. 3.2."""
 
 Mix = tuple[int, int, int]
 """(N, s, s')."""
@@ -46,7 +48,7 @@ LEFT_OUT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of a grid, in the paper's units."""
+    """One line of a grid: in the paper's units, or as a file of the user's has it."""
 
     label: str
     method: MethodName
@@ -64,6 +66,12 @@ class Row:
     """Where its numbers stand in the paper's; empty: the paper prints none."""
     note: str = ""
     """What the paper says in words, or how we read it."""
+    id: str = ""
+    """Its name in a file of the user's."""
+    baseline: str = ""
+    """There, the id of the row that its gain is over; empty: it has none."""
+    own: PretrainConfig | None = None
+    """There, its complete config: no scale changes it."""
 
     @property
     def all_queue(self) -> bool:
@@ -77,13 +85,32 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Trend:
+    """Whether gains rise with something: one slope for every seed, over these rows."""
+
+    over: str
+    """Id of a measure: that of the baseline, or the row's own where the baseline has none."""
+    rows: tuple[str, ...]
+    """Ids."""
+
+
+@dataclass(frozen=True)
 class Grid:
     """Rows that are compared with each other."""
 
     place: str
+    """Where the paper has it, or the title of a file of the user's."""
     rows: tuple[Row, ...]
     paper_only: str = ""
     """Why it has no small scale; empty: it has."""
+    own: bool = False
+    """From a file of the user's: the paper has no numbers for it."""
+    seeds: int = 3
+    """Runs of every row, unless asked for otherwise."""
+    first_seed: int = 0
+    labelled_images: int | None = None
+    """Images that evaluations use, of training and of test images each; None: the run's own."""
+    trends: tuple[Trend, ...] = ()
 
 
 def paper_numbers(row: Row) -> dict[tuple[str, str], PaperRow]:
@@ -103,8 +130,12 @@ def paper_numbers(row: Row) -> dict[tuple[str, str], PaperRow]:
 def baseline_of(row: Row, rows: Sequence[Row]) -> Row | None:
     """The MoCo-v2 row that a gain is over: same K and epochs.
 
-    For MoCHi with the oracle it has the oracle too; for all else it has none.
+    For MoCHi with the oracle it has the oracle too; for all else it has none. A row of a file names
+    its own.
     """
+    if row.own is not None:
+        named = row.baseline or next((row.id for each in rows if each.baseline == row.id), "")
+        return next((each for each in rows if named and each.id == named), None)
     oracle = row.oracle and row.method == "mochi"
     wanted = ("moco-v2", oracle, row.recipe, row.queue_size, row.epochs)
     for each in rows:

@@ -11,6 +11,7 @@ from typing import Any
 from hardmix.errors import InputError
 from hardmix.sweep.grid_rows import RESTARTED, Evaluation, Grid, Mix, Row
 from hardmix.sweep.grid_rows import make_row as _row
+from hardmix.sweep.own_grids import ENDING, read_grid
 
 BEST: Mix = (1024, 1024, 128)
 """The setting of ImageNet-100 that the paper uses most."""
@@ -235,8 +236,13 @@ GRIDS: dict[str, Grid] = {
 
 
 def grid_named(name: str) -> Grid:
-    """A grid; an unknown name lists the known ones, nearest first."""
+    """A grid of the paper or of a file; an unknown name lists the known ones, nearest first."""
+    if name.endswith(ENDING):
+        return read_grid(name)
     if name not in GRIDS:
         known = difflib.get_close_matches(name, GRIDS, n=len(GRIDS), cutoff=0.0)
-        raise InputError(f"there is no grid {name!r}: choose one of {', '.join(known)}.")
+        raise InputError(
+            f"there is no grid {name!r}: choose one of {', '.join(known)}, or a file of your own"
+            f" that ends in {ENDING}."
+        )
     return GRIDS[name]

@@ -4,6 +4,7 @@ DIR/sweep.json                 scale and length: another sweep's folder is refus
 DIR/job.sh                     a SLURM array that shares the sweep
 DIR/configs/NAME.json          the config of every run
 DIR/runs/NAME/                 one run each, named by its settings
+DIR/records/NAME.json          what a finished run leaves, whether its folder is kept or not
 """
 
 import hashlib
@@ -20,7 +21,7 @@ from hardmix.settings.config import PretrainConfig
 from hardmix.settings.saved import MUST_MATCH, settings
 from hardmix.sweep.grid_rows import Row
 from hardmix.sweep.grids import grid_named
-from hardmix.sweep.scales import ScaleName, config_at
+from hardmix.sweep.scales import ScaleName, comparable, config_at, describe_scale
 
 NAMING = (MUST_MATCH - {"train.seed"}) | {"train.epochs", "train.stop_epoch"}
 """Settings that make a run's name: all that make it what it is, but the seed."""
@@ -46,8 +47,11 @@ class SweepOptions:
     voc_root: Path | None = None
     coco_root: Path | None = None
     coco_schedule: Literal["1x", "2x"] = "1x"
+    records: Path | None = None
 
     def __post_init__(self) -> None:
+        if self.is_own:
+            self._check_own()
         reason = grid_named(self.grid).paper_only
         if reason and self.scale != "paper":
             raise InputError(f"--scale {self.scale} is none of {self.grid}: {reason}.")
@@ -59,6 +63,14 @@ class SweepOptions:
         self._check_small_scale()
         share_of(self.index)
         selected_rows(self)
+
+    def _check_own(self) -> None:
+        changed = self.epochs or self.num_images or self.temperature
+        if self.scale != "paper" or changed:
+            raise InputError(
+                f"--scale, --epochs, --num-images and --temperature are for the paper's grids:"
+                f" write the settings into {self.grid}."
+            )
 
     def _check_small_scale(self) -> None:
         if self.scale == "paper" and (self.epochs or self.num_images or self.temperature):
@@ -73,6 +85,21 @@ class SweepOptions:
             raise InputError(
                 f"--temperature {self.temperature} is no number above 0: the paper has 0.2."
             )
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the grid is a file of the user's."""
+        return grid_named(self.grid).own
+
+    @property
+    def grid_name(self) -> str:
+        """That its tables are named by: of a file, without folders and ending."""
+        return Path(self.grid).stem if self.is_own else self.grid
+
+    @property
+    def records_folder(self) -> Path:
+        """Where a small file is left for every finished run."""
+        return self.out / "records" if self.records is None else self.records
 
     @property
     def every_seed(self) -> range:
@@ -150,23 +177,35 @@ def share_of(index: str | None) -> tuple[int, int]:
 
 def config_of(row: Row, options: SweepOptions, seed: int) -> PretrainConfig:
     """The complete config of a row's run."""
-    config = config_at(row, options.scale, options.epochs, options.temperature)
-    data = config.data
+    if row.own is not None:
+        config, data = row.own, row.own.data
+    else:
+        config = config_at(row, options.scale, options.epochs, options.temperature)
+        data = replace(config.data, num_images=options.num_images)
     if options.workers is not None:
         data = replace(data, workers=options.workers)
     return replace(
         config,
-        data=replace(data, root=options.data_root, num_images=options.num_images),
+        data=replace(data, root=options.data_root),
         train=replace(config.train, seed=seed, device=options.device),
     )
 
 
 def evaluations_of(row: Row, options: SweepOptions) -> tuple[str, ...]:
     """Result files that a row needs; the proxy task's accuracy is in metrics.jsonl."""
-    linear = "linear" if options.scale == "paper" else "linear-cached"
-    coco = f"detection-coco-{options.coco_schedule}"
-    files = {"linear": linear, "voc": "detection-voc-24k", "coco": coco}
+    files = {"voc": "detection-voc-24k", "coco": f"detection-coco-{options.coco_schedule}"}
+    if options.scale != "paper":
+        files["linear"] = "linear-cached"
     return tuple(files.get(name, name) for name in row.evaluations if name != "proxy")
+
+
+def describe(options: SweepOptions) -> tuple[bool, str, list[str]]:
+    """Whether numbers compare with the paper's, in a sentence, and how settings were changed."""
+    grid = grid_named(options.grid)
+    if grid.own:
+        return False, "A grid of your own: the paper has no numbers for it.", []
+    changes = describe_scale(grid.rows[0], options.scale, options.epochs, options.temperature)
+    return *comparable(options.scale), changes
 
 
 def run_name(config: PretrainConfig) -> str:

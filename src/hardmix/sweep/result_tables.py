@@ -12,7 +12,8 @@ from hardmix.runs.folder import versions
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say, table
 from hardmix.sweep.estimates import shown_mix
-from hardmix.sweep.results import Measure, SweepResult, TableCell, TableRow
+from hardmix.sweep.measures import Measure
+from hardmix.sweep.results import SweepResult, TableCell, TableRow
 from hardmix.sweep.sweep_folder import sweep_command
 
 LATEX = {
@@ -44,7 +45,7 @@ def show_tables(result: SweepResult) -> None:
             rows.append(row + ([paper_text(cell), paper_gain_text(cell)] if beside else []))
         columns = ["", "(N, s, s')", "K", "seeds", "mean ± std", gain_title(measure)]
         columns += ["paper", "its gain"] if beside else []
-        table(f"{result.options.grid}, {measure.title}", columns, rows)
+        table(f"{result.options.grid_name}, {measure.title}", columns, rows)
     for line in result.lines:
         if line.row.note:
             say(f"{line.row.label}: {line.row.note}.")
@@ -52,10 +53,11 @@ def show_tables(result: SweepResult) -> None:
 
 def write_tables(result: SweepResult, out: Path) -> list[Path]:
     """The same as files."""
-    grid = result.options.grid
+    grid = result.options.grid_name
     texts = {"csv": as_csv(result), "tex": as_latex(result), "json": as_json(result)}
     files = []
     try:
+        out.mkdir(parents=True, exist_ok=True)
         for ending, text in texts.items():
             files.append(out / f"{grid}.{ending}")
             write_atomically(files[-1], text.encode())
@@ -91,7 +93,7 @@ def as_json(result: SweepResult) -> str:
         {
             "label": line.row.label,
             **_setting(line),
-            "runs": [record.run.path.name for record in line.runs],
+            "runs": list(line.names.values()),
             "results": {
                 measure.title: _cell_facts(cell)
                 for measure, cell in zip(result.measures, line.cells, strict=True)
@@ -101,7 +103,7 @@ def as_json(result: SweepResult) -> str:
         for line in result.lines
     ]
     facts = {
-        "grid": options.grid,
+        "grid": options.grid_name,
         "place": result.place,
         "scale": options.scale,
         "comparable": result.comparable,
@@ -109,7 +111,7 @@ def as_json(result: SweepResult) -> str:
         "scaling": result.sentences,
         "seeds": list(options.every_seed),
         "rows": rows,
-        "command": shlex.join(sweep_command(options)),
+        "command": shlex.join(sweep_command(options, anywhere=False)),
         "versions": versions(),
     }
     return json.dumps(facts, indent=2, allow_nan=False) + "\n"
@@ -152,7 +154,7 @@ def mean_text(cell: TableCell, measure: Measure) -> str:
     """Mean and deviation over seeds; a single seed has none."""
     if cell.mean is None:
         return "-"
-    digits = 2 if measure.percent else 3
+    digits = measure.digits
     spread = "" if cell.deviation is None else f" ± {cell.deviation:.{digits}f}"
     return f"{cell.mean:.{digits}f}{spread}"
 
@@ -161,7 +163,7 @@ def gain_text(cell: TableCell, measure: Measure) -> str:
     """Points over MoCo-v2 with the standard error of the difference."""
     if cell.gain.points is None:
         return "base" if cell.gain.id == "baseline" else "-"
-    digits = 2 if measure.percent else 3
+    digits = measure.digits
     error = "" if cell.gain.error is None else f" ± {cell.gain.error:.{digits}f}"
     return f"{cell.gain.points:+.{digits}f}{error}"
 
@@ -186,7 +188,7 @@ def paper_gain_text(cell: TableCell) -> str:
 
 def seeds_text(line: TableRow, result: SweepResult) -> str:
     """Finished seeds, of those asked for."""
-    return f"{len(line.runs)}/{result.options.seeds}"
+    return f"{len(line.names)}/{result.options.seeds}"
 
 
 def _has_paper(result: SweepResult, number: int) -> bool:
@@ -204,7 +206,7 @@ def _setting(line: TableRow) -> dict[str, Any]:
         "num_with_query": config.mix.num_with_query if mixes else None,
         "queue_size": config.train.queue_size if config.uses("train.queue_size") else None,
         "epochs": config.train.stop_epoch or config.train.epochs,
-        "seeds_finished": len(line.runs),
+        "seeds_finished": len(line.names),
     }
 
 

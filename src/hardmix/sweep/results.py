@@ -3,36 +3,27 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from hardmix.analysis.over_training import epoch_means
 from hardmix.evaluation.accuracy import mean_and_deviation
 from hardmix.paper.numbers import PLACES, PaperRow
 from hardmix.report.gains import Gain, difference
 from hardmix.runs.folder import Run
-from hardmix.runs.reading import RunRecord, number, read_run
+from hardmix.runs.reading import RunRecord, read_run
 from hardmix.settings.config import PretrainConfig
 from hardmix.sweep.estimates import state_of
-from hardmix.sweep.evaluating import is_present
 from hardmix.sweep.grid_rows import Row, baseline_of, paper_numbers
 from hardmix.sweep.grids import grid_named
-from hardmix.sweep.planning import Plan, SweepOptions, config_of, evaluations_of, run_name, same_run
-from hardmix.sweep.scales import comparable, describe_scale
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A number of a result file, and where the paper has it."""
-
-    id: str
-    """What it is joined by; titles are only shown."""
-    title: str
-    file: str
-    """Result file; "metrics" is metrics.jsonl, of whose last epoch the mean is taken."""
-    path: tuple[str, ...]
-    paper: tuple[str, str] | None = None
-    """Task and metric in the paper's numbers."""
-    percent: bool = True
+from hardmix.sweep.measures import MEASURES, Measure
+from hardmix.sweep.planning import (
+    Plan,
+    SweepOptions,
+    config_of,
+    describe,
+    evaluations_of,
+    run_name,
+    same_run,
+)
+from hardmix.sweep.records import read_record
 
 
 @dataclass(frozen=True)
@@ -76,7 +67,9 @@ class TableRow:
     row: Row
     config: PretrainConfig
     runs: list[RunRecord]
-    """Finished ones."""
+    """Finished ones whose folders are here."""
+    names: dict[int, str]
+    """Names of all finished runs, by seed."""
     cells: list[TableCell]
     """One for each of the result's measures."""
 
@@ -100,42 +93,6 @@ class SweepResult:
         return list(dict.fromkeys(run.run.path for line in self.lines for run in line.runs))
 
 
-def _detection(file: str, metric: str, task: str, name: str, words: str) -> list[Measure]:
-    paper = {"ap": "", "ap50": "50", "ap75": "75"}
-    return [
-        Measure(
-            f"{file}/{metric}/{key}",
-            f"{words} AP{end}",
-            file,
-            ("metrics", metric, key, "mean"),
-            (task, f"{name}{end}") if task else None,
-        )
-        for key, end in paper.items()
-    ]
-
-
-MEASURES: list[Measure] = [
-    Measure("proxy_accuracy", "proxy accuracy", "metrics", ("proxy_accuracy",)),
-    Measure(
-        "proxy_accuracy_mixed",
-        "proxy accuracy, synthetic points too",
-        "metrics",
-        ("proxy_accuracy_mixed",),
-    ),
-    Measure("linear", "linear top-1", "linear", ("top1",), ("linear", "top1")),
-    Measure("linear-cached", "linear probe top-1", "linear-cached", ("top1",), ("linear", "top1")),
-    Measure("knn", "k-NN top-1", "knn", ("top1",)),
-    *_detection("detection-voc-24k", "VOC07 11-point", "voc_detection", "AP", "VOC"),
-    *_detection("detection-coco-1x", "COCO box", "coco_detection", "APbb", "COCO 1x box"),
-    *_detection("detection-coco-1x", "COCO mask", "coco_segmentation", "APmk", "COCO 1x mask"),
-    *_detection("detection-coco-2x", "COCO box", "", "", "COCO 2x box"),
-    *_detection("detection-coco-2x", "COCO mask", "", "", "COCO 2x mask"),
-    Measure("alignment", "alignment", "embedding", ("alignment",), percent=False),
-    Measure("uniformity", "uniformity", "embedding", ("uniformity",), percent=False),
-]
-"""Losses of App. A have Wang and Isola's sign: lower is better."""
-
-
 def collect(plan: Plan) -> SweepResult:
     """Read every finished run of the grid with the seeds asked for, chosen by --only or not."""
     options = plan.options
@@ -146,11 +103,11 @@ def collect(plan: Plan) -> SweepResult:
     found = {row.label: _read(row, plan, measures) for row in grid.rows}
     lines = []
     for row in grid.rows:
-        runs, values = found[row.label]
-        if row not in plan.rows and not runs:
+        runs, names, values = found[row.label]
+        if row not in plan.rows and not names:
             continue
         base = baseline_of(row, grid.rows)
-        theirs = found[base.label][1] if base is not None else None
+        theirs = found[base.label][2] if base is not None else None
         cells = [
             TableCell(
                 values[each],
@@ -160,43 +117,38 @@ def collect(plan: Plan) -> SweepResult:
             )
             for each, measure in enumerate(measures)
         ]
-        lines.append(TableRow(row, config_of(row, options, options.first_seed), runs, cells))
-    fits, statement = comparable(options.scale)
-    sentences = [
-        *describe_scale(grid.rows[0], options.scale, options.epochs, options.temperature),
-        *same_run([line.row for line in lines], options),
-    ]
+        config = config_of(row, options, options.first_seed)
+        lines.append(TableRow(row, config, runs, names, cells))
+    fits, statement, changes = describe(options)
+    sentences = [*changes, *same_run([line.row for line in lines], options)]
     return SweepResult(options, grid.place, fits, statement, sentences, measures, lines)
 
 
 def _read(
     row: Row, plan: Plan, measures: Sequence[Measure]
-) -> tuple[list[RunRecord], list[dict[int, float]]]:
-    """Finished runs of a row, and for every measure its values by seed."""
+) -> tuple[list[RunRecord], dict[int, str], list[dict[int, float]]]:
+    """Of a row: folders of its finished runs, their names by seed, and values by measure and seed.
+
+    A run whose folder is not here may have left its record.
+    """
     runs: list[RunRecord] = []
+    names: dict[int, str] = {}
     values: list[dict[int, float]] = [{} for _ in measures]
     for seed in plan.options.every_seed:
-        run = Run(plan.folder(run_name(config_of(row, plan.options, seed))))
-        if state_of(run) != "finished":
+        name = run_name(config_of(row, plan.options, seed))
+        run = Run(plan.folder(name))
+        if state_of(run) == "finished":
+            runs.append(read_run(run.path))
+            found = {measure.id: measure.value(runs[-1]) for measure in measures}
+        elif (record := read_record(plan.options, name)) is not None:
+            found = record["measures"]
+        else:
             continue
-        runs.append(read_run(run.path))
+        names[seed] = name
         for cell, measure in zip(values, measures, strict=True):
-            value = _value(runs[-1], measure)
-            if value is not None:
-                cell[seed] = 100 * value if measure.percent else value
-    return runs, values
-
-
-def _value(record: RunRecord, measure: Measure) -> float | None:
-    if measure.file == "metrics":
-        means = epoch_means(record.metrics, measure.path[0])
-        return means[-1] if means else None
-    if not is_present(record, measure.file):
-        return None
-    inside: Any = record.results[measure.file]
-    for name in measure.path:
-        inside = inside.get(name) if isinstance(inside, Mapping) else None
-    return number(inside)
+            if (value := found.get(measure.id)) is not None:
+                cell[seed] = value
+    return runs, names, values
 
 
 def _gain(
@@ -205,7 +157,7 @@ def _gain(
     if base == row:
         return Gain("baseline", "baseline")
     if base is None:
-        return Gain("no-baseline", "the grid has no MoCo-v2 row with this K and length")
+        return Gain("no-baseline", "the grid has no baseline for this row")
     if not ours or not theirs:
         return Gain("not-evaluated", "not evaluated yet")
     return difference(list(ours.values()), list(theirs.values()))

@@ -9,6 +9,7 @@ from typing import Any
 from hardmix.errors import InputError
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.settings.saved import read_json, to_json
+from hardmix.sweep.grids import grid_named
 from hardmix.sweep.planning import Plan, SweepOptions, selected_rows
 
 FORMAT = "hardmix-sweep-1"
@@ -18,7 +19,11 @@ def check_roots(options: SweepOptions) -> None:
     """Refuse what would fail only after hours: data that is not named, or not there."""
     wanted: dict[str, tuple[Any, str]] = {}
     needed = {name for row in selected_rows(options) for name in row.evaluations}
-    if options.scale != "shapes":
+    if options.is_own:
+        configs = [row.own for row in selected_rows(options) if row.own is not None]
+        if any(config.data.name != "shapes" for config in configs):
+            wanted["--data.root"] = options.data_root, "where the grid's images are"
+    elif options.scale != "shapes":
         images = "CIFAR-10" if options.scale == "cifar10" else "ImageNet"
         wanted["--data.root"] = options.data_root, f"the folder of {images}"
     elif options.data_root is not None:
@@ -30,11 +35,13 @@ def check_roots(options: SweepOptions) -> None:
         wanted["--voc-root"] = options.voc_root, "the folder of VOC2007 and VOC2012"
     if "coco" in needed:
         wanted["--coco-root"] = options.coco_root, "the folder of COCO"
+    at_scale = "" if options.is_own else f" at --scale {options.scale}"
+    without_files = "" if options.is_own else "; --scale shapes trains without files"
     for option, (value, what) in wanted.items():
         if value is None:
             raise InputError(
-                f"{option} is missing: {options.grid} at --scale {options.scale} needs {what}."
-                " --dry-run shows the plan without it; --scale shapes trains without files."
+                f"{option} is missing: {options.grid}{at_scale} needs {what}."
+                f" --dry-run shows the plan without it{without_files}."
             )
         if not Path(value).expanduser().exists():
             raise InputError(f"{option} {value} does not exist: name {what}.")
@@ -80,12 +87,13 @@ def prepare_folder(plan: Plan) -> None:
 def job_script(plan: Plan) -> str:
     """A SLURM array in which every task does one chain of runs."""
     parts = len(plan.chains)
-    gpu = "#SBATCH --gpus-per-task=1\n" if plan.options.scale == "paper" else ""
+    on_gpu = plan.options.scale == "paper" and not plan.options.is_own
+    gpu = "#SBATCH --gpus-per-task=1\n" if on_gpu else ""
     command = shlex.join(sweep_command(plan.options))
     return f"""#!/bin/bash
-# {plan.options.grid}, {parts} parts: sbatch {shlex.quote(str(plan.options.out / "job.sh"))}
+# {plan.options.grid_name}, {parts} parts: sbatch {shlex.quote(str(plan.options.out / "job.sh"))}
 # Time, memory and partition are yours to set. Submitted again, it goes on where it stopped.
-#SBATCH --job-name=hardmix-{plan.options.grid}
+#SBATCH --job-name=hardmix-{plan.options.grid_name}
 #SBATCH --array=1-{parts}
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=8
@@ -102,10 +110,16 @@ exit $status
 """
 
 
-def sweep_command(options: SweepOptions) -> list[str]:
-    """The command line of this sweep, without --index; it works from any folder."""
-    words = ["hardmix", "sweep", options.grid, "--out", os.path.abspath(options.out)]
-    words += ["--scale", options.scale, "--seeds", str(options.seeds)]
+def sweep_command(options: SweepOptions, *, anywhere: bool = True) -> list[str]:
+    """The command line of this sweep, without --index; `anywhere`: it works from any folder."""
+
+    def place(path: Path | str) -> str:
+        return os.path.abspath(Path(path).expanduser()) if anywhere else str(path)
+
+    grid = place(options.grid) if options.is_own else options.grid
+    words = ["hardmix", "sweep", grid, "--out", place(options.out)]
+    words += [] if options.is_own else ["--scale", options.scale]
+    words += ["--seeds", str(options.seeds)]
     words += ["--first-seed", str(options.first_seed), "--device", options.device]
     for option, value in {
         "--epochs": options.epochs,
@@ -118,14 +132,18 @@ def sweep_command(options: SweepOptions) -> list[str]:
         "--data.root": options.data_root,
         "--voc-root": options.voc_root,
         "--coco-root": options.coco_root,
+        "--records": options.records,
     }.items():
-        words += [] if path is None else [option, os.path.abspath(Path(path).expanduser())]
+        words += [] if path is None else [option, place(path)]
     if options.coco_schedule != "1x":
         words += ["--coco-schedule", options.coco_schedule]
     return words + (["--only", *options.only] if options.only else [])
 
 
 def _identity(options: SweepOptions) -> dict[str, Any]:
+    if options.is_own:  # their runs are named by all of their settings
+        images = grid_named(options.grid).labelled_images
+        return {"format": FORMAT, "scale": "own", "labelled_images": images}
     return {
         "format": FORMAT,
         "scale": options.scale,

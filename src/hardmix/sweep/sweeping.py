@@ -1,4 +1,4 @@
-"""`hardmix sweep`: a grid of the paper, trained, evaluated and put beside the paper's numbers.
+"""`hardmix sweep`: a grid, trained, evaluated, and put beside the paper's numbers if it has any.
 
 Every run is a folder of its own, named by its settings: what is finished is used, what was stopped
 goes on, and what another process works on is left to it. A run that fails is written down and the
@@ -8,7 +8,8 @@ next one begins.
 import shutil
 import time
 import traceback
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hardmix.analysis.analyze import compare
@@ -21,11 +22,22 @@ from hardmix.runtime.atomic_files import locked_folder, write_atomically
 from hardmix.runtime.console import say, warn
 from hardmix.runtime.signals import StopRequest, listening
 from hardmix.sweep.claims import JUDGED, judge, write_claims
-from hardmix.sweep.estimates import in_words, measure_speed, seconds_of, show_plan, state_of
+from hardmix.sweep.estimates import (
+    in_words,
+    measure_speed,
+    seconds_of,
+    show_plan,
+    state_in,
+    state_of,
+)
 from hardmix.sweep.evaluating import evaluate, is_present
+from hardmix.sweep.pair_figures import forests, gains_over
+from hardmix.sweep.pair_tables import show_pairs, write_pairs
+from hardmix.sweep.pairs import FoundTrend, Pairs, paired, trends
 from hardmix.sweep.planning import Job, Plan, SweepOptions, make_plan, run_name
+from hardmix.sweep.records import write_record
 from hardmix.sweep.result_tables import show_tables, write_tables
-from hardmix.sweep.results import collect
+from hardmix.sweep.results import SweepResult, collect
 from hardmix.sweep.sweep_folder import check_folder, check_roots, prepare_folder
 from hardmix.training.pretrain import pretrain
 
@@ -61,8 +73,22 @@ class NotYetError(Exception):
     """The run that this one goes on from is not finished."""
 
 
-def sweep(options: SweepOptions, *, dry_run: bool = False, job_only: bool = False) -> Outcome:
-    """Show the plan, do it, and write tables and the report; a dry run touches nothing."""
+def sweep(
+    options: SweepOptions,
+    *,
+    dry_run: bool = False,
+    job_only: bool = False,
+    collect_only: bool = False,
+    pairs: bool = False,
+) -> Outcome:
+    """Show the plan, do it, and write tables and the report; a dry run touches nothing.
+
+    `collect_only` trains nothing and makes the tables of what is finished or recorded; `pairs`
+    shows and draws differences by seed too.
+    """
+    if collect_only and not dry_run:
+        tell(make_plan(options), Outcome(), pairs=pairs)
+        return Outcome()
     check_folder(options)
     if not dry_run:
         check_roots(options)
@@ -75,7 +101,7 @@ def sweep(options: SweepOptions, *, dry_run: bool = False, job_only: bool = Fals
         say(f"Wrote {options.out / 'job.sh'}: {len(plan.chains)} parts. Nothing was trained.")
         return Outcome()
     outcome = run_jobs(plan)
-    tell(plan, outcome)
+    tell(plan, outcome, pairs=pairs)
     return outcome
 
 
@@ -108,18 +134,13 @@ def run_job(job: Job, plan: Plan, stop: StopRequest) -> list[Failure] | None:
     try:
         with locked_folder(plan.options.out / ".claims" / job.name):
             clear_failures(job, plan)
+            if state_in(plan, job) == "recorded":
+                say(f"{job.name} was finished elsewhere: its record is used.")
+                return []
             run = train(job, plan)
-            record = read_run(run.path)
-            for name in job.evaluations:
-                pause(stop)
-                if is_present(record, name):
-                    continue
-                try:
-                    evaluate(run, name, plan.options)
-                except (KeyboardInterrupt, UnfinishedError):
-                    raise
-                except Exception as error:  # the other evaluations do not depend on it
-                    failed[name] = error
+            failed |= evaluate_run(run, job, plan, stop)
+            if not failed:
+                write_record(plan.options, job, read_run(run.path))
             pause(stop)
     except LockedError:
         say(f"{job.name} is left to the process that works on it.")
@@ -132,6 +153,23 @@ def run_job(job: Job, plan: Plan, stop: StopRequest) -> list[Failure] | None:
     except Exception as error:  # one run must not cost the others
         failed["training"] = error
     return [write_failure(job, plan, what, error) for what, error in failed.items()]
+
+
+def evaluate_run(run: Run, job: Job, plan: Plan, stop: StopRequest) -> dict[str, Exception]:
+    """Make the results that the run lacks; what failed, by the name of the evaluation."""
+    failed: dict[str, Exception] = {}
+    record = read_run(run.path)
+    for name in job.evaluations:
+        pause(stop)
+        if is_present(record, name):
+            continue
+        try:
+            evaluate(run, name, plan.options)
+        except (KeyboardInterrupt, UnfinishedError):
+            raise
+        except Exception as error:  # the other evaluations do not depend on it
+            failed[name] = error
+    return failed
 
 
 def train(job: Job, plan: Plan) -> Run:
@@ -189,12 +227,18 @@ def clear_failures(job: Job, plan: Plan) -> None:
         file.unlink(missing_ok=True)
 
 
-def tell(plan: Plan, outcome: Outcome) -> None:
+def tell(plan: Plan, outcome: Outcome, *, pairs: bool = False) -> None:
     """Tables, figures and the report of all that is finished, then what failed."""
     started = time.monotonic()
     result = collect(plan)
     show_tables(result)
+    by_seed = paired(result)
+    found = trends(result, by_seed)
     files = write_tables(result, plan.options.out)
+    files += write_pairs(result, by_seed, found, plan.options.out)
+    if pairs:
+        show_pairs(by_seed, found)
+        files += draw_pairs(result, by_seed, found)
     if plan.options.grid in JUDGED:
         files += write_claims(plan.options, judge(plan.options))
     for file in files:
@@ -207,6 +251,19 @@ def tell(plan: Plan, outcome: Outcome) -> None:
         say(f"{job.name} is with another process: the same command later completes the table.")
     for failure in outcome.failures:
         warn(f"failed: {failure.sentence} (see {failure.file})")
+
+
+def draw_pairs(
+    result: SweepResult, pairs: Sequence[Pairs], found: Sequence[FoundTrend]
+) -> list[Path]:
+    """DIR/figures/GRID-*: forest plots, and gains over what the grid's trends are over."""
+    out, name = result.options.out / "figures", result.options.grid_name
+    pictures = [*forests(pairs), *gains_over(result, pairs, found)]
+    return [
+        file
+        for picture in pictures
+        for file in save(replace(picture, name=f"{name}-{picture.name}"), out)
+    ]
 
 
 def draw(plan: Plan, runs: list[Path]) -> None:

@@ -1,0 +1,191 @@
+"""Differences by seed: two runs of one seed share weights, images and views, so noise cancels.
+
+The interval of a mean difference is Student's t at 95 %; a difference counts when its interval
+excludes 0.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hardmix.errors import InputError
+from hardmix.evaluation.accuracy import mean_and_deviation
+from hardmix.sweep.grid_rows import Trend
+from hardmix.sweep.grids import grid_named
+from hardmix.sweep.measures import Measure
+from hardmix.sweep.results import SweepResult
+
+LEVEL = 0.95
+ACCURACIES = ("linear", "linear-cached", "knn")
+"""Measures whose trends are of interest."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The mean of some differences, and where it would lie with other seeds."""
+
+    mean: float
+    number: int
+    half: float | None
+    """Half of the interval; None for a single difference."""
+
+    @property
+    def low(self) -> float | None:
+        """Lower end."""
+        return None if self.half is None else self.mean - self.half
+
+    @property
+    def high(self) -> float | None:
+        """Upper end."""
+        return None if self.half is None else self.mean + self.half
+
+    @property
+    def sign(self) -> int | None:
+        """1 or -1 where the difference counts, 0 where it does not; None for a single one."""
+        if self.half is None:
+            return None
+        return 0 if abs(self.mean) <= self.half else 1 if self.mean > 0 else -1
+
+    def text(self, digits: int) -> str:
+        """Mean and both ends."""
+        if self.low is None or self.high is None:
+            return f"{self.mean:+.{digits}f} (one pair)"
+        return f"{self.mean:+.{digits}f} [{self.low:+.{digits}f}, {self.high:+.{digits}f}]"
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A row over its baseline in one measure, seed by seed."""
+
+    row: str
+    """Its label."""
+    id: str
+    baseline: str
+    """The baseline's label."""
+    measure: Measure
+    ours: dict[int, float]
+    theirs: dict[int, float]
+    """Both by the seeds that both have."""
+
+    @property
+    def differences(self) -> dict[int, float]:
+        """By seed."""
+        return {seed: value - self.theirs[seed] for seed, value in self.ours.items()}
+
+    @property
+    def interval(self) -> Interval:
+        """Of the mean difference."""
+        return student_interval(list(self.differences.values()))
+
+
+@dataclass(frozen=True)
+class FoundTrend:
+    """How gains in a measure change with something else, over the rows of a trend."""
+
+    trend: Trend
+    measure: Measure
+    slopes: dict[int, float]
+    """By seed: points of gain for 10 percent more, or for 0.1 more of what is no share."""
+    means: dict[int, float]
+    """By seed: mean gain over the rows."""
+
+
+def student_interval(differences: Sequence[float]) -> Interval:
+    """Student's t interval of the mean; a single difference has none."""
+    mean, deviation = mean_and_deviation(list(differences))
+    number = len(differences)
+    if number < 2:
+        return Interval(mean, number, None)
+    quantile = student_quantile(number - 1, LEVEL)
+    return Interval(mean, number, quantile * deviation / math.sqrt(number))
+
+
+def student_quantile(freedom: int, level: float) -> float:
+    """The t that |T| stays below with probability `level`, by bisection."""
+    if freedom < 1 or not 0 < level < 1:
+        raise InputError(f"freedom={freedom}, level={level}: 1 or more, and between 0 and 1.")
+    low, high = 0.0, 1.0
+    while student_probability(high, freedom) < level:
+        high *= 2
+    for _ in range(100):
+        middle = (low + high) / 2
+        below = student_probability(middle, freedom) < level
+        low, high = (middle, high) if below else (low, middle)
+    return high
+
+
+def student_probability(t: float, freedom: int) -> float:
+    """P(|T| < t), exact for whole degrees of freedom (Abramowitz and Stegun 26.7.3, 26.7.4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term = total = cosine if odd else 1.0
+    for k in range(2 + odd, freedom - 1, 2):
+        term *= (k - 1) / k * cosine**2
+        total += term
+    if not odd:
+        return sine * total
+    return 2 / math.pi * (angle + (sine * total if freedom > 1 else 0.0))
+
+
+def paired(result: SweepResult) -> list[Pairs]:
+    """Every row with a baseline, in every measure that both have for one seed or more."""
+    by_label = {line.row.label: line for line in result.lines}
+    found = []
+    for line in result.lines:
+        for number, (measure, cell) in enumerate(zip(result.measures, line.cells, strict=True)):
+            base = by_label.get(cell.baseline)
+            if base is None:
+                continue
+            theirs = base.cells[number].values
+            ours = {seed: value for seed, value in cell.values.items() if seed in theirs}
+            if ours:
+                both = {seed: theirs[seed] for seed in ours}
+                row = line.row
+                found.append(Pairs(row.label, row.id, cell.baseline, measure, ours, both))
+    return found
+
+
+def trends(result: SweepResult, pairs: Sequence[Pairs]) -> list[FoundTrend]:
+    """The grid's trends in every accuracy, for the seeds that have all of a trend's rows."""
+    found = []
+    for trend in grid_named(result.options.grid).trends:
+        over = [values_over(trend.over, row, result) for row in trend.rows]
+        unit = _unit(trend.over, result)
+        for measure in (each for each in result.measures if each.id in ACCURACIES):
+            gains = {each.id: each.differences for each in pairs if each.measure == measure}
+            chosen = [gains.get(row, {}) for row in trend.rows]
+            slopes, means = {}, {}
+            for seed in result.options.every_seed:
+                if all(seed in each for each in (*over, *chosen)):
+                    y = [each[seed] for each in chosen]
+                    slopes[seed] = slope([each[seed] / unit for each in over], y)
+                    means[seed] = sum(y) / len(y)
+            if means:
+                found.append(FoundTrend(trend, measure, slopes, means))
+    return found
+
+
+def values_over(measure: str, row: str, result: SweepResult) -> dict[int, float]:
+    """What a trend is over, by seed: of the row's baseline, or its own where that has none."""
+    number = next((i for i, each in enumerate(result.measures) if each.id == measure), None)
+    by_id = {line.row.id: line for line in result.lines}
+    if number is None or row not in by_id:
+        return {}
+    lines = [by_id.get(by_id[row].row.baseline), by_id[row]]
+    values = [line.cells[number].values for line in lines if line is not None]
+    return next((each for each in values if each), {})
+
+
+def _unit(measure: str, result: SweepResult) -> float:
+    """Slopes are for 10 percent more, or for 0.1 of what is no share."""
+    return 10 if all(each.percent for each in result.measures if each.id == measure) else 0.1
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Of the least-squares line."""
+    middle_x, middle_y = sum(x) / len(x), sum(y) / len(y)
+    spread = sum((each - middle_x) ** 2 for each in x)
+    if spread == 0:
+        return math.nan  # rows that do not differ have no slope
+    return sum((a - middle_x) * (b - middle_y) for a, b in zip(x, y, strict=True)) / spread

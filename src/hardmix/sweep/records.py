@@ -1,0 +1,110 @@
+"""What a finished run leaves: one small JSON file, from which every table can be made again.
+
+RECORDS/NAME.json has the run's config, seed and measures, and what they depend on. It holds no path
+of a machine, so that it can be committed; the run's folder may then be deleted.
+"""
+
+import dataclasses
+import json
+import shlex
+import statistics
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hardmix
+from hardmix.errors import InputError
+from hardmix.runs.folder import versions
+from hardmix.runs.reading import RunRecord, number
+from hardmix.runtime.atomic_files import write_atomically
+from hardmix.sweep.measures import MEASURES
+from hardmix.sweep.planning import Job, SweepOptions
+
+FORMAT = "hardmix-record-1"
+
+
+def record_file(options: SweepOptions, name: str) -> Path:
+    """Of a run."""
+    return options.records_folder / f"{name}.json"
+
+
+def read_record(options: SweepOptions, name: str) -> dict[str, Any] | None:
+    """A run's record; None where it has none."""
+    file = record_file(options, name)
+    try:
+        found = json.loads(file.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {error}; mend or remove it.") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT or found.get("name") != name:
+        raise InputError(f"{file} is not the record of {name} ({FORMAT}): mend or remove it.")
+    return found
+
+
+def is_recorded(options: SweepOptions, job: Job) -> bool:
+    """Whether a record has all that is wanted of a run, so that it need not be trained here."""
+    record = read_record(options, job.name)
+    return record is not None and set(job.evaluations) <= set(record["evaluations"])
+
+
+def write_record(options: SweepOptions, job: Job, record: RunRecord) -> Path:
+    """Leave the record of a finished and evaluated run."""
+    config = dataclasses.asdict(job.config)
+    config["data"]["root"] = None
+    facts = {
+        "format": FORMAT,
+        "name": job.name,
+        "grid": options.grid_name,
+        "seed": job.config.train.seed,
+        "measures": {
+            measure.id: round(value, 6)
+            for measure in MEASURES
+            if (value := measure.value(record)) is not None
+        },
+        "evaluations": list(job.evaluations),
+        "training_seconds": number(record.results.get("pretrain", {}).get("seconds")),
+        "images_per_second": _median_speed(record),
+        "threads": torch.get_num_threads(),
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "versions": versions(),
+        "command": _command(options, job),
+        "config": config,
+    }
+    file = record_file(options, job.name)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, (json.dumps(facts, indent=1) + "\n").encode())
+    except OSError as error:
+        raise InputError(f"{file} cannot be written: {error.strerror}.") from error
+    return file
+
+
+def commit() -> str | None:
+    """Of the checkout that hardmix runs from, "-dirty" if it was changed; None elsewhere."""
+    package = Path(hardmix.__file__).parent
+    if not (package.parents[1] / ".git").exists():
+        return None
+    git = ["git", "-C", str(package), "describe", "--match=", "--always", "--abbrev=40", "--dirty"]
+    try:
+        done = subprocess.run(git, capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _median_speed(record: RunRecord) -> float | None:
+    rates = [rate for line in record.metrics if (rate := number(line.get("images_per_second")))]
+    return round(statistics.median(rates), 1) if rates else None
+
+
+def _command(options: SweepOptions, job: Job) -> str:
+    """What trains and evaluates this run, with DIR and DATA for the folders of a machine."""
+    grid = Path(options.grid).name if options.grid_name != options.grid else options.grid
+    words = ["hardmix", "sweep", grid, "--out", "DIR", "--data.root", "DATA"]
+    words += [] if options.scale == "paper" else ["--scale", options.scale]
+    return shlex.join([*words, "--first-seed", str(job.config.train.seed), "--seeds", "1"])

@@ -1,0 +1,77 @@
+"""Paired differences: Student's t against scipy, intervals and slopes against what is known."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from hardmix.errors import InputError
+from hardmix.sweep.claims import sign_of
+from hardmix.sweep.pairs import slope, student_interval, student_probability, student_quantile
+
+NUMBERS = st.floats(-100, 100, allow_nan=False).map(lambda value: round(value, 3))
+
+
+@given(freedom=st.integers(1, 60), t=st.floats(0, 50))
+def test_students_distribution_is_scipys(freedom, t):
+    expected = stats.t.cdf(t, freedom) - stats.t.cdf(-t, freedom)
+    assert student_probability(t, freedom) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.999])
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 9, 10, 29, 120])
+def test_quantiles_are_scipys(freedom, level):
+    expected = stats.t.ppf((1 + level) / 2, freedom)
+    assert student_quantile(freedom, level) == pytest.approx(expected, rel=1e-9)
+
+
+def test_quantiles_outside_their_range_are_refused():
+    for freedom, level in ((0, 0.95), (3, 1.0), (3, 0.0)):
+        with pytest.raises(InputError, match="freedom"):
+            student_quantile(freedom, level)
+
+
+@given(st.lists(NUMBERS, min_size=2, max_size=12))
+def test_an_interval_is_that_of_scipys_paired_test(differences):
+    found = student_interval(differences)
+    if len(set(differences)) == 1:
+        assert found.low == found.high == pytest.approx(differences[0])
+        return
+    expected = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-8)
+    if abs(stats.ttest_1samp(differences, 0).pvalue - 0.05) > 1e-6:
+        assert (found.sign != 0) == (stats.ttest_1samp(differences, 0).pvalue < 0.05)
+
+
+def test_a_single_difference_has_no_interval_and_no_verdict():
+    found = student_interval([0.5])
+    assert (found.low, found.high, found.sign) == (None, None, None)
+    assert found.text(2) == "+0.50 (one pair)"
+
+
+def test_pairs_see_a_gain_that_the_spread_of_seeds_hides():
+    """Seeds differ by ten points, every pair by about one: only differences by seed show it."""
+    theirs = {1: 40.0, 2: 50.0, 3: 60.0, 4: 45.0}
+    ours = {seed: value + 1 + 0.1 * (seed % 2) for seed, value in theirs.items()}
+    sign, words = sign_of(ours, theirs)
+    assert sign == 1
+    assert words == "+1.05 [+0.96, +1.14], 4 pairs"
+    apart = {seed + 10: value for seed, value in ours.items()}
+    sign, words = sign_of(apart, theirs)
+    assert sign == 0
+    assert words.endswith("no pairs")
+
+
+@given(
+    a=NUMBERS,
+    b=NUMBERS,
+    x=st.lists(st.integers(-50, 50), min_size=2, max_size=9, unique=True),
+)
+def test_a_slope_is_that_of_the_line(a, b, x):
+    assert slope(x, [a * each + b for each in x]) == pytest.approx(a, abs=1e-6)
+
+
+def test_points_at_one_place_have_no_slope():
+    assert math.isnan(slope([1.0, 1.0], [0.0, 5.0]))
