@@ -4,6 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float32, Int64
+
 from hardmix.errors import InputError
 from hardmix.evaluation.feature_files import csv_bytes
 from hardmix.explore.exploring import Exploration
@@ -70,7 +73,7 @@ def write_tables(found: Exploration, folder: Path) -> list[Path]:
 def _duplicates(found: Exploration) -> Rows:
     rows = []
     for number, group in enumerate(found.duplicates.groups, start=1):
-        members = [(group.keep, 1.0), *zip(group.others, group.similarities, strict=True)]
+        members = [(group.keep, 1.0), *_pairs(group.others, group.similarities)]
         for row, similarity in members:
             sizes = int(found.pictures.pixels[row]), int(found.pictures.bytes[row])
             keep = "yes" if row == group.keep else "no"
@@ -84,13 +87,13 @@ def _clusters(found: Exploration) -> Rows | None:
     return [
         [cluster, name, found.name(row), f"{found.clusters.similarities[row]:.4f}"]
         for cluster, name in enumerate(found.names_of_clusters)
-        for row in found.clusters.members(cluster)
+        for row in found.clusters.members(cluster).tolist()
     ]
 
 
 def _outliers(found: Exploration) -> Rows:
     scores = found.outliers.scores
-    return [[found.name(row), f"{scores[row]:.4f}"] for row in found.outliers.indices]
+    return [[found.name(row), f"{scores[row]:.4f}"] for row in found.outliers.indices.tolist()]
 
 
 def _neighbours(found: Exploration) -> Rows:
@@ -100,8 +103,7 @@ def _neighbours(found: Exploration) -> Rows:
         [names[row], rank, names[other], f"{similarity:.4f}"]
         for row in range(len(found))
         for rank, (other, similarity) in enumerate(
-            zip(near.indices[row, :NEIGHBOURS], near.similarities[row, :NEIGHBOURS], strict=True),
-            start=1,
+            _pairs(near.indices[row], near.similarities[row])[:NEIGHBOURS], start=1
         )
     ]
 
@@ -119,7 +121,7 @@ def _suspect_labels(found: Exploration) -> Rows | None:
     )
     return [
         [found.name(row), *map(found.class_of, (label, other)), f"{own:.2f}", f"{most:.2f}"]
-        for row, label, other, own, most in zip(*columns, strict=True)
+        for row, label, other, own, most in zip(*(each.tolist() for each in columns), strict=True)
     ]
 
 
@@ -128,10 +130,16 @@ def _queries(found: Exploration) -> Rows | None:
         [query.name, rank, found.name(row), f"{similarity:.4f}"]
         for query in found.queries
         for rank, (row, similarity) in enumerate(
-            zip(query.indices[:NEIGHBOURS], query.similarities[:NEIGHBOURS], strict=True), start=1
+            _pairs(query.indices, query.similarities)[:NEIGHBOURS], start=1
         )
     ]
     return rows or None
+
+
+def _pairs(
+    rows: Int64[np.ndarray, " k"], similarities: Float32[np.ndarray, " k"]
+) -> list[tuple[int, float]]:
+    return list(zip(rows.tolist(), similarities.tolist(), strict=True))
 
 
 TABLES: dict[str, Callable[[Exploration], Rows | None]] = {

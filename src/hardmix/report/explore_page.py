@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int8, Int64
+from jaxtyping import Float32, Int8, Int64, Shaped
 from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
@@ -243,9 +243,9 @@ def _sprites(found: Exploration, order: Int64[np.ndarray, " n"]) -> Iterator[tup
         yield f"sprite-{number}", Markup(base64.b64encode(buffer.getvalue()).decode())
 
 
-def _base64(values: np.ndarray[Any, Any]) -> Markup:
+def _base64(values: Shaped[np.ndarray, "..."]) -> Markup:
     return Markup(base64.b64encode(np.ascontiguousarray(values).tobytes()).decode())
 
 
-def _rounded(values: np.ndarray[Any, Any]) -> list[float]:
+def _rounded(values: Shaped[np.ndarray, "..."]) -> list[float]:
     return [round(float(value), 3) for value in values]
