@@ -39,7 +39,7 @@ def neighbours(arguments: list[str]) -> None:
         data_field(own, arguments),
     ]
     options = parse(make_options("Neighbours", about, fields), "neighbours", arguments)
-    from hardmix.explore.neighbours import show_neighbours
+    from hardmix.explore.contact_sheet import show_neighbours
 
     data = data_of(options.data, own)
     show_neighbours(options.run, options.image, data, options.out, options.number)

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from hardmix import __version__
-from hardmix.commands import benchmarks, draw, encoder_files, evaluate, processes, sweeps, train
+from hardmix.commands import (
+    benchmarks,
+    draw,
+    encoder_files,
+    evaluate,
+    explore,
+    processes,
+    sweeps,
+    train,
+)
 from hardmix.commands.exits import Ending, ending_of
 from hardmix.commands.options import parse
 from hardmix.errors import InputError
@@ -39,10 +48,12 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "detect": evaluate.detect,
     "features": encoder_files.features,
     "neighbours": encoder_files.neighbours,
+    "explore": explore.explore,
     "analyze": draw.analyze,
     "toy": draw.toy,
     "sweep": sweeps.sweep,
     "report": draw.report,
+    "watch": explore.watch,
     "bench": benchmarks.bench,
     "export": encoder_files.export,
     "import": encoder_files.import_,

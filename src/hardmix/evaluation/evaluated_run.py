@@ -72,7 +72,7 @@ def open_evaluated_run(path: Path, data: DataConfig | None = None) -> EvaluatedR
     started, run = time.monotonic(), Run.open(path)
     config = run.config()
     data = data or config.data
-    encoder = load_encoder(path)
+    encoder = load_encoder(path, or_checkpoint=True)
     if data.channels != encoder.channels:
         raise InputError(
             f"data.channels={data.channels}, but {path} was trained on {encoder.channels}: choose"

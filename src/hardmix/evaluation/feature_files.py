@@ -1,62 +1,139 @@
-"""`hardmix features`: what an encoder makes of any folder of images, as a file."""
+"""Features as files: `hardmix features`, and those that a run keeps so that they are made once."""
 
 import csv
+import hashlib
 import io
+import json
+import os
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
+from torch import Tensor
 
-from hardmix.data.datasets import ImageSet, open_images
+from hardmix.data.datasets import ImageSet, data_name, fingerprint, open_images
 from hardmix.errors import InputError
 from hardmix.evaluation.features import Features, TrainedEncoder, extract, load_encoder
+from hardmix.runs.folder import Run, versions
 from hardmix.runtime.atomic_files import write_atomically
-from hardmix.runtime.console import say, visible
-from hardmix.runtime.device import choose_compute
+from hardmix.runtime.console import say, visible, warn
+from hardmix.runtime.device import Compute, choose_compute
+from hardmix.runtime.distributed import agree_on_max
 from hardmix.settings.config import DataConfig
 
 FORMATS = (".safetensors", ".npy", ".csv")
+MOST_KEPT = 4 * 2**30
+"""Bytes of features that a run's folder keeps: those of a million images of 1,024 features."""
 
 
 def write_features(run: Path, data: DataConfig, out: Path) -> list[Path]:
     """Features of every image, in the order of their names, which stand in a file beside them.
 
-    By the ending of `out`: .safetensors (features, labels), .npy (features), .csv (name, label,
-    and a column for each feature).
+    By the ending of `out`: .safetensors (features, labels; names of the classes in its metadata),
+    .npy (features), .csv (name, label, class, and a column for each feature).
     """
     if out.suffix not in FORMATS:
         raise InputError(f"--out {out}: its ending must be one of {', '.join(FORMATS)}.")
     if out.exists():
         raise InputError(f"--out {out} exists already: choose another name, or delete it.")
-    features, images = features_of(load_encoder(run), data)
+    features, images = features_of(run, data)
     names = [images.name_of(number) for number in features.ids.tolist()]
     out.parent.mkdir(parents=True, exist_ok=True)
     written = [out]
     if out.suffix == ".csv":
-        write_atomically(out, _csv(features, names))
+        write_atomically(out, _csv(features, names, images.classes or ()))
     else:
         listing = out.with_suffix(".names.txt")
         write_atomically(listing, "".join(f"{visible(name)}\n" for name in names).encode())
-        write_atomically(out, _tensors(features) if out.suffix != ".npy" else _array(features))
+        made = _array(features) if out.suffix == ".npy" else _tensors(features, images)
+        write_atomically(out, made)
         written.append(listing)
     say(f"{len(names)} images, {features.features.shape[1]} features each. Wrote {written[0]}")
     return written
 
 
-def features_of(encoder: TrainedEncoder, data: DataConfig) -> tuple[Features, ImageSet]:
+def features_of(
+    run: Path, data: DataConfig, encoder: TrainedEncoder | None = None
+) -> tuple[Features, ImageSet]:
     """Features of every training image of a data set, and the set.
 
-    In float32: they leave the program, and are then what the encoder gives on any machine.
+    In float32: they leave the program, and are then what the encoder gives on any machine. They
+    are kept in RUN/features, and used again while encoder and images are the same.
     """
+    encoder = encoder or load_encoder(run, or_checkpoint=True)
+    if data.channels != encoder.channels:
+        raise InputError(
+            f"data.channels={data.channels}, but {run} was trained on {encoder.channels}: choose"
+            " images with as many."
+        )
     images = open_images(data, "train")
     compute = choose_compute(precision="fp32")
+    mark = _mark(encoder, images, data, compute)
+    file = kept_file(run, data)
+    kept = _read_kept(file, mark)
+    if agree_on_max(int(kept is None)) == 0 and kept is not None:
+        return kept, images
     features = extract(encoder.to(compute.device), images, data, compute=compute)
     encoder.to("cpu")
+    _keep(file, features, mark)
     return features, images
 
 
-def _tensors(features: Features) -> bytes:
-    return save({"features": features.features.contiguous(), "labels": features.labels})
+def kept_file(run: Path, data: DataConfig) -> Path:
+    """RUN/features/NAME-train-PLACE.safetensors: its images by name, and a hash of their place."""
+    name = data_name(data)
+    root = os.path.abspath(os.path.expanduser(data.root)) if data.root else ""
+    word = re.sub(r"[^\w.-]+", "-", os.path.basename(root)) if name == "folder" else name
+    place = hashlib.sha256(os.fsencode(f"{name} {root} {data.num_images}")).hexdigest()[:8]
+    return Run(run).path / "features" / f"{word[:60] or name}-train-{place}.safetensors"
+
+
+def _mark(encoder: TrainedEncoder, images: ImageSet, data: DataConfig, compute: Compute) -> str:
+    """Changes with everything that features depend on; of files also with the time of writing."""
+    digest = hashlib.sha256(fingerprint(images).encode())
+    for file in images.files or ():
+        try:
+            digest.update(b"%d " % os.stat(file).st_mtime_ns)
+        except OSError:
+            digest.update(b"- ")
+    for name, tensor in encoder.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    rest = encoder.backbone, encoder.image_size, data.image_size, images.max_pixels, compute.bf16
+    digest.update(repr((*rest, versions()["hardmix"])).encode())
+    return digest.hexdigest()
+
+
+def _read_kept(file: Path, mark: str) -> Features | None:
+    """None where there are none, where they are of other images, or damaged."""
+    try:
+        with safe_open(file, "pt") as opened:
+            if (opened.metadata() or {}).get("mark") != mark:
+                return None
+            found: list[Tensor] = [opened.get_tensor(name) for name in Features._fields]
+            return Features(*found)
+    except (OSError, SafetensorError):
+        return None
+
+
+def _keep(file: Path, features: Features, mark: str) -> None:
+    if features.features.nbytes > MOST_KEPT:
+        return
+    tensors = {name: each.contiguous() for name, each in features._asdict().items()}
+    try:
+        file.parent.mkdir(exist_ok=True)
+        write_atomically(file, save(tensors, metadata={"mark": mark}))
+    except OSError as error:
+        warn(f"the features are not kept ({error.strerror}): {file} cannot be written.")
+
+
+def _tensors(features: Features, images: ImageSet) -> bytes:
+    facts = {"classes": json.dumps(images.classes)} if images.classes else None
+    tensors = {"features": features.features.contiguous(), "labels": features.labels}
+    return save(tensors, metadata=facts)
 
 
 def _array(features: Features) -> bytes:
@@ -65,12 +142,18 @@ def _array(features: Features) -> bytes:
     return buffer.getvalue()
 
 
-def _csv(features: Features, names: list[str]) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text)
+def _csv(features: Features, names: list[str], classes: tuple[str, ...]) -> bytes:
     columns = [f"feature{number}" for number in range(features.features.shape[1])]
-    writer.writerow(["name", "label", *columns])
-    rows = zip(names, features.labels.tolist(), features.features.tolist(), strict=True)
-    for name, label, values in rows:
-        writer.writerow([name, label, *(f"{value:.9g}" for value in values)])
+    rows: list[list[Any]] = [["name", "label", "class", *columns]]
+    found = zip(names, features.labels.tolist(), features.features.tolist(), strict=True)
+    for name, label, values in found:
+        known = classes[label] if 0 <= label < len(classes) else ""
+        rows.append([name, label, known, *(f"{value:.9g}" for value in values)])
+    return csv_bytes(rows)
+
+
+def csv_bytes(rows: list[list[Any]]) -> bytes:
+    """A table in the dialect that spreadsheets read, as UTF-8."""
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
     return text.getvalue().encode()

@@ -18,9 +18,10 @@ from hardmix.data.image_ops import normalise
 from hardmix.data.loading import evaluation_batches
 from hardmix.errors import InputError
 from hardmix.models.backbones import build_backbone
+from hardmix.runs.checkpoints import Checkpoint, load_newest
 from hardmix.runs.folder import ENCODER_FORMAT, OWN_TRUNK, Run
 from hardmix.runs.weight_files import read_safetensors
-from hardmix.runtime.console import progress
+from hardmix.runtime.console import progress, say
 from hardmix.runtime.device import Compute
 from hardmix.runtime.distributed import agree_on_max, gather_uneven, rank, world_size
 from hardmix.settings.config import DataConfig
@@ -65,21 +66,24 @@ class TrainedEncoder(nn.Module):
 
 
 def load_encoder(
-    run_or_file: Path | str, *, trunk: nn.Module | None = None, device: str = "cpu"
+    run_or_file: Path | str,
+    *,
+    trunk: nn.Module | None = None,
+    device: str = "cpu",
+    or_checkpoint: bool = False,
 ) -> TrainedEncoder:
     """The encoder of a run, or of its encoder.safetensors, in evaluation mode.
 
-    A run that was trained around a network of your own needs it again, as `trunk`.
+    A run that was trained around a network of your own needs it again, as `trunk`. With
+    `or_checkpoint` a run that has not ended gives the encoder of its last checkpoint.
     """
     file = Path(run_or_file)
     if file.is_dir():
         file = Run.open(file).encoder_file
-        if not file.exists():
-            raise InputError(
-                f"{file.parent} has no encoder.safetensors: it is still training, or was stopped;"
-                f" hardmix pretrain --out {file.parent} --resume goes on with it."
-            )
-    facts, weights = _read_encoder(file)
+    if Path(run_or_file).is_dir() and not file.exists():
+        facts, weights = _read_checkpoint(Run(run_or_file), or_checkpoint)
+    else:
+        facts, weights = _read_encoder(file)
     channels, image_size = int(facts["channels"]), int(facts["image_size"])
     if trunk is None:
         if facts["backbone"] == OWN_TRUNK:
@@ -101,6 +105,40 @@ def _read_encoder(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             " weights from elsewhere."
         )
     return facts, weights
+
+
+def _read_checkpoint(run: Run, wanted: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The trunk as the newest whole checkpoint has it; nothing in the folder is changed."""
+    found = load_newest(run.checkpoints, set_aside=False) if wanted else None
+    if found is None:
+        raise InputError(
+            f"{run.path} has no encoder.safetensors{' and no checkpoint' if wanted else ''}: it is"
+            f" still training, or was stopped; hardmix pretrain --out {run.path} --resume goes on"
+            " with it."
+        )
+    config, prefix = run.config(), _trunk_prefix(found)
+    weights = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in found.tensors.items()
+        if name.startswith(prefix)
+    }
+    say(f"{run.path} has not ended: this is its encoder after step {found.manifest['step']}.")
+    facts = {"backbone": config.model.backbone, "channels": str(config.data.channels)}
+    return facts | {"image_size": str(config.data.image_size)}, weights
+
+
+def _trunk_prefix(found: Checkpoint) -> str:
+    """How names of the trunk's tensors begin; checkpoints of older versions do not say."""
+    told = found.manifest.get("trunk")
+    places = [told] if isinstance(told, str) else ["pair.query.trunk", "trunk"]
+    prefixes = [f"objective.{place}." for place in places]
+    known = [each for each in prefixes if any(name.startswith(each) for name in found.tensors)]
+    if not known:
+        raise InputError(
+            f"{found.manifest['file']} does not say which of its tensors are the encoder's:"
+            " --resume the run to its end, or evaluate it with the version that wrote it."
+        )
+    return known[0]
 
 
 def _load_exactly(trunk: nn.Module, weights: dict[str, Tensor], file: Path) -> None:

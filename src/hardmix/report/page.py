@@ -68,15 +68,15 @@ def write_page(runs: Sequence[RunRecord], out: Path) -> Path:
     return out
 
 
-def check_out(out: Path) -> None:
-    """Only an earlier page is ever replaced."""
+def check_out(out: Path, mark: str = MARK) -> None:
+    """Only an earlier page of this kind is ever replaced."""
     if out.is_dir():
         raise InputError(f"--out {out} is a folder: name the page's file, e.g. {out}/report.html.")
     try:
         if not out.exists():
             return
         with out.open("rb") as old:
-            ours = MARK.encode() in old.read(400)
+            ours = mark.encode() in old.read(400)
     except OSError as error:
         raise InputError(f"--out {out} cannot be written: {error.strerror}.") from error
     if not ours:
@@ -85,8 +85,19 @@ def check_out(out: Path) -> None:
         )
 
 
-def render(runs: Sequence[RunRecord], missing: list[str], out: Path) -> str:
-    """The page's text. Sentences on what is missing are added to `missing`."""
+def render(
+    runs: Sequence[RunRecord],
+    missing: list[str],
+    out: Path,
+    *,
+    live: Markup | None = None,
+    script: str = "",
+) -> str:
+    """The page's text. Sentences on what is missing are added to `missing`.
+
+    `live` stands before all else on a page that is refreshed by `script`, without the figures that
+    would have to be drawn anew each time.
+    """
     groups = grouping.group_runs(runs)
     missing.extend(evaluation_tables.unknown_results(runs) + grouping.repeated_seeds(groups))
     ordered = [run for group in groups for run in group.runs]
@@ -106,18 +117,18 @@ def render(runs: Sequence[RunRecord], missing: list[str], out: Path) -> str:
         "page_versions": versions(),
         "evaluations": evaluation_tables.evaluations_of(groups),
         **curve_context(groups),
-        **picture_context(groups, missing),
+        **picture_context(groups, missing, draw=live is None),
     }
-    script = _part("page.js")
-    policy = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    own = part("page.js")
     return (
         environment()
         .get_template("template.html")
         .render(
             mark=Markup(MARK),
-            script=Markup(script),
-            script_hash=policy,
-            style=Markup(_part("page.css")),
+            script=Markup(own),
+            policy=content_policy(own, script, connect="'self'") if live else content_policy(own),
+            style=Markup(part("page.css") + (part("live.css") if live else "")),
+            live=live,
             missing=missing,
             **context,
         )
@@ -131,10 +142,12 @@ def curve_context(groups: Sequence[grouping.SeedGroup]) -> dict[str, Any]:
     return {"curves": found, "curve_tables": tables}
 
 
-def picture_context(groups: Sequence[grouping.SeedGroup], missing: list[str]) -> dict[str, Any]:
-    """Figures, gallery and maps."""
+def picture_context(
+    groups: Sequence[grouping.SeedGroup], missing: list[str], draw: bool = True
+) -> dict[str, Any]:
+    """Figures (those that compare runs only where they are to be drawn), gallery and maps."""
     runs = [run for group in groups for run in group.runs]
-    compared, names = run_figures.comparison(runs, missing)
+    compared, names = run_figures.comparison(runs, missing) if draw else ([], set())
     maps = galleries.feature_maps(groups, missing)
     return {
         "figures": compared + run_figures.of_each_run(groups, {*names, "embedding-map"}, missing),
@@ -148,7 +161,7 @@ def picture_context(groups: Sequence[grouping.SeedGroup], missing: list[str]) ->
 def environment() -> Environment:
     """Jinja2 with everything escaped; a name the template misspells is an error."""
     made = Environment(
-        loader=FunctionLoader(_part),
+        loader=FunctionLoader(part),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=visible,
@@ -217,6 +230,17 @@ def strip(
     return [(value - low) / (high - low) if high > low else 0.5 for value in score.values]
 
 
+def content_policy(*scripts: str, images: str = "data:", connect: str = "'none'") -> str:
+    """What a page may load: nothing but its own scripts, known by their hashes, and its images."""
+    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
+    hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    return (
+        f"default-src 'none'; img-src {images}; style-src 'unsafe-inline'; script-src {hashes};"
+        f" connect-src {connect}; base-uri 'none'; form-action 'none'"
+    )
+
+
 @cache
-def _part(name: str) -> str:
+def part(name: str) -> str:
+    """A file of this folder."""
     return files("hardmix.report").joinpath(name).read_text(encoding="utf-8")

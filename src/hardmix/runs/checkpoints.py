@@ -67,10 +67,11 @@ def pack(tensors: dict[str, Tensor]) -> bytes:
     return save({name: tensor.detach().contiguous() for name, tensor in tensors.items()})
 
 
-def load_newest(folder: Path) -> Checkpoint | None:
+def load_newest(folder: Path, *, set_aside: bool = True) -> Checkpoint | None:
     """The newest checkpoint that is whole; None where there is none at all.
 
-    Broken ones that are newer get another name, so that they are never counted again.
+    Broken ones that are newer get another name, so that they are never counted again; but not
+    where `set_aside` is False, for those who only look while somebody else may be writing.
     """
     broken: list[str] = []
     for file in sorted(folder.glob("step-*.json"), reverse=True):
@@ -78,7 +79,7 @@ def load_newest(folder: Path) -> Checkpoint | None:
         _check_format(file, manifest)
         tensors = _tensors(folder, manifest)
         if tensors is not None:
-            for name in broken if is_main() else []:
+            for name in broken if is_main() and set_aside else []:
                 (folder / name).replace(folder / f"{name}.broken")
             return Checkpoint(tensors, manifest, broken)
         broken.append(file.name)

@@ -142,8 +142,14 @@ def _facts(training: Training) -> dict[str, Any]:
         "seconds": training.seconds,
         "data": data_mark(training.images, training.config.data),
         "processes": world_size(),
+        "trunk": _trunk_name(training.method),
         "config": dataclasses.asdict(training.config),
     }
+
+
+def _trunk_name(method: Method) -> str | None:
+    """Where among a method's tensors the encoder is: evaluations of a stopped run look there."""
+    return next((name for name, each in method.named_modules() if each is method.trunk), None)
 
 
 def restore(training: Training, *, allow_changed_data: bool = False) -> bool:

@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from hardmix.data.augment import evaluation_crop
 from hardmix.data.datasets import ImageSet
@@ -14,6 +13,7 @@ from hardmix.data.image_files import read_image
 from hardmix.errors import InputError
 from hardmix.evaluation.feature_files import features_of
 from hardmix.evaluation.features import load_encoder
+from hardmix.explore.nearest import neighbours
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say
 from hardmix.settings.config import DataConfig
@@ -28,15 +28,14 @@ def show_neighbours(
     """The images nearest to one, as a contact sheet: it comes first, then the most similar."""
     if number < 1:
         raise InputError(f"--number {number} is below 1: it counts the images to show.")
-    encoder = load_encoder(run)
+    encoder = load_encoder(run, or_checkpoint=True)
     with torch.no_grad():
         asked = encoder(encoder.preprocess(image)[None])
-    features, images = features_of(encoder, data)
-    similarity = (normalize(features.features, dim=1) @ normalize(asked, dim=1).T)[:, 0]
-    near = similarity.topk(min(number, len(similarity)))
+    features, images = features_of(run, data, encoder)
+    near = neighbours(features.features, number, queries=asked)
     found = [
         (int(features.ids[row]), float(value))
-        for row, value in zip(near.indices.tolist(), near.values.tolist(), strict=True)
+        for row, value in zip(near.indices[0], near.similarities[0], strict=True)
     ]
     tiles = [_tile(read_image(image, encoder.channels), f"asked: {image.name}")]
     tiles += [

@@ -1,0 +1,44 @@
+"""Names of clusters: the words of file names that are common in one and rare elsewhere."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int64
+
+LEAST_SHARE = 0.3
+"""Of a cluster's images must have a word that names it."""
+LEAST_LIFT = 2.0
+"""And so many times the share of it in all images."""
+WORDS = 2
+WORD = re.compile(r"[^\W\d_]{2,}")
+CAMERA = frozenset(
+    {"img", "image", "dsc", "dcim", "pxl", "photo", "pic", "picture", "file", "copy"}
+)
+"""What cameras and formats write says nothing of the image."""
+
+
+def cluster_names(labels: Int64[np.ndarray, " n"], names: Sequence[str]) -> list[str]:
+    """For each cluster up to two words, joined by a comma; empty where no word tells it apart."""
+    found = [words_of(name) for name in names]
+    everywhere = Counter(word for words in found for word in words)
+    chosen = []
+    for cluster in range(int(labels.max()) + 1 if len(labels) else 0):
+        rows = np.flatnonzero(labels == cluster)
+        here = Counter(word for row in rows for word in found[row])
+        scores = {
+            word: (count / len(rows)) * (count / everywhere[word])
+            for word, count in here.items()
+            if count >= LEAST_SHARE * len(rows)
+            and count / len(rows) >= LEAST_LIFT * everywhere[word] / len(names)
+        }
+        best = sorted(scores, key=lambda word: (-scores[word], word))[:WORDS]
+        chosen.append(", ".join(best))
+    return chosen
+
+
+def words_of(name: str) -> set[str]:
+    """The words of a path, small; numbers, endings and what cameras write are none."""
+    stem = re.sub(r"\.\w{1,5}$", "", name)
+    return {word for word in map(str.lower, WORD.findall(stem)) if word not in CAMERA}

@@ -1,0 +1,87 @@
+"""Labels that the neighbours disagree with."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32, Int64
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from hardmix.errors import InputError
+from hardmix.explore.nearest import Neighbours, checked_rows, neighbours
+
+NEIGHBOURS = 20
+MOST_OWN, LEAST_OTHER = 0.2, 0.5
+"""A label is suspect with at most this share of its own class, and this of one other, around it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Mislabelled:
+    """Images whose neighbours are of another class, the clearest first."""
+
+    indices: Int64[np.ndarray, " m"]
+    """Rows."""
+    labels: Int64[np.ndarray, " m"]
+    """As given."""
+    suggested: Int64[np.ndarray, " m"]
+    """The class of most neighbours."""
+    own_share: Float32[np.ndarray, " m"]
+    """Share of the neighbours with the label given."""
+    suggested_share: Float32[np.ndarray, " m"]
+    """Share of the neighbours with the label suggested."""
+    agreement: float
+    """Share of all labelled images whose label is that of most neighbours: how far to trust it."""
+
+
+def mislabelled(
+    features: ArrayLike | Tensor, labels: ArrayLike | Tensor, k: int = NEIGHBOURS
+) -> Mislabelled:
+    """Labelled rows (-1: no label) among k nearest labelled rows that have another label.
+
+    Suspect: at least half of the neighbours have one other label, at most a fifth the own one.
+    """
+    rows, known = checked_rows(features), checked_labels(labels)
+    if len(known) != len(rows):
+        raise InputError(f"{len(known)} labels for {len(rows)} rows: each row needs one.")
+    chosen = np.flatnonzero(known >= 0)
+    if len(chosen) < 2:
+        raise InputError(f"{len(chosen)} rows have a label: 2 or more are needed to compare.")
+    return disagreeing(neighbours(rows[chosen], k), known[chosen], chosen)
+
+
+def checked_labels(labels: ArrayLike | Tensor) -> Int64[np.ndarray, " n"]:
+    """Whole numbers, one for each row."""
+    given = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        raise InputError(
+            f"labels are {given.dtype} of shape {given.shape}: one whole number is needed for each"
+            " row, -1 where the class is unknown."
+        )
+    return given.astype(np.int64)
+
+
+def disagreeing(
+    near: Neighbours, labels: Int64[np.ndarray, " n"], rows: Int64[np.ndarray, " n"] | None = None
+) -> Mislabelled:
+    """The same of known neighbours, all labelled; `rows` are the numbers to return."""
+    votes = labels[near.indices]
+    number, k = votes.shape
+    rows = np.arange(number) if rows is None else rows
+    winner, most = _winners(votes)
+    own = (votes == labels[:, None]).sum(axis=1)
+    agreement = float((winner == labels).mean()) if number else 0.0
+    suspect = (winner != labels) & (own <= MOST_OWN * k) & (most >= LEAST_OTHER * k)
+    found = np.flatnonzero(suspect)
+    found = found[np.lexsort((found, own[found] - most[found]))]
+    share, other = ((count[found] / k).astype(np.float32) for count in (own, most))
+    return Mislabelled(rows[found], labels[found], winner[found], share, other, agreement)
+
+
+def _winners(
+    votes: Int64[np.ndarray, "n k"],
+) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+    """The commonest label of each row and its count; of equally common ones the nearest's."""
+    counts = (votes[:, :, None] == votes[:, None, :]).sum(axis=2)
+    best = counts.argmax(axis=1)  # the first, thus the nearest
+    here = np.arange(len(votes))
+    return votes[here, best], counts[here, best]

@@ -1,0 +1,125 @@
+"""Near-duplicates: groups of images that are nearly the same, and the one of each to keep."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from hardmix.errors import InputError
+from hardmix.explore.nearest import blocks, unit_rows
+
+THRESHOLD = 0.95
+"""Cosine similarity from which two images count as nearly the same."""
+
+LAST_BITS = 1e-6
+"""Two copies of a vector have a cosine of 1 but for these."""
+
+
+@dataclass(frozen=True, eq=False)
+class DuplicateGroup:
+    """An image to keep and those that are nearly the same."""
+
+    keep: int
+    """Number of the row to keep."""
+    others: Int64[np.ndarray, " m"]
+    """Rows that could go, the most similar first."""
+    similarities: Float32[np.ndarray, " m"]
+    """Of `others` with the one to keep: each at least the threshold."""
+
+
+@dataclass(frozen=True, eq=False)
+class Duplicates:
+    """All groups, the largest first. No image is in two of them."""
+
+    groups: tuple[DuplicateGroup, ...]
+    threshold: float
+    """Similarity that was asked for."""
+
+    @property
+    def num_others(self) -> int:
+        """How many images could go."""
+        return sum(len(group.others) for group in self.groups)
+
+
+def duplicates(
+    features: ArrayLike | Tensor,
+    threshold: float = THRESHOLD,
+    *,
+    preference: Sequence[Any] | None = None,
+    confirm: ArrayLike | Tensor | None = None,
+    confirm_threshold: float = THRESHOLD,
+) -> Duplicates:
+    """Groups of rows whose cosine similarity with the one to keep is at least `threshold`.
+
+    `confirm` is a second description of the same rows, such as small pictures less their mean: its
+    cosines must reach `confirm_threshold` too. An encoder alone may call alike what is not.
+    `preference` has a value for each row, such as (pixels, bytes): the row with the highest is
+    kept, and of equal ones the first. Rows are visited from the most preferred on; each that no
+    group has taken yet takes all that are similar enough. So whatever may go is similar to what is
+    kept, not only to a neighbour of a neighbour.
+    """
+    for name, value in (("threshold", threshold), ("confirm_threshold", confirm_threshold)):
+        if not 0 < value <= 1:
+            raise InputError(
+                f"{name}={value} is not above 0 and up to 1: it is a cosine similarity."
+            )
+    rows = unit_rows(features)
+    order = _by_preference(len(rows), preference)
+    judges = [(rows[order], threshold)]
+    if confirm is not None:
+        second = unit_rows(confirm, "confirm")
+        if len(second) != len(rows):
+            raise InputError(f"confirm has {len(second)} rows and features {len(rows)}.")
+        judges.append((second[order], confirm_threshold))
+    groups = _groups(judges)
+    numbers = order.numpy()
+    found = [
+        DuplicateGroup(int(numbers[group.keep]), numbers[group.others], group.similarities)
+        for group in groups
+    ]
+    found.sort(key=lambda group: (-len(group.others), group.keep))
+    return Duplicates(tuple(found), threshold)
+
+
+def _by_preference(number: int, preference: Sequence[Any] | None) -> Int64[Tensor, " n"]:
+    if preference is None:
+        return torch.arange(number)
+    if len(preference) != number:
+        raise InputError(
+            f"preference has {len(preference)} values for {number} rows: each row needs one."
+        )
+    # `sorted` is stable, also when reversed: of equal ones the first comes first.
+    return torch.tensor(sorted(range(number), key=preference.__getitem__, reverse=True))
+
+
+def _groups(judges: Sequence[tuple[Tensor, float]]) -> list[DuplicateGroup]:
+    """Of rows in the order of preference, so that only later ones can join a group.
+
+    Each judge has rows and a threshold; similarities are the first one's.
+    """
+    rows, _ = judges[0]
+    taken = np.zeros(len(rows), bool)
+    groups = []
+    for some in blocks(len(rows), len(rows)):
+        similarity = (rows[some] @ rows[some.start :].T).numpy()
+        near = similarity >= judges[0][1] - LAST_BITS
+        for others, threshold in judges[1:]:
+            near &= (others[some] @ others[some.start :].T).numpy() >= threshold - LAST_BITS
+        for row in np.flatnonzero(near.sum(axis=1) > 1):
+            first = some.start + row
+            if taken[first]:
+                continue
+            joining = np.flatnonzero(near[row, row + 1 :] & ~taken[first + 1 :])
+            if len(joining) == 0:
+                continue
+            value = similarity[row, row + 1 + joining]
+            best = np.lexsort((joining, -value))
+            others = first + 1 + joining[best]
+            taken[others] = taken[first] = True
+            groups.append(DuplicateGroup(int(first), others, value[best]))
+    return groups

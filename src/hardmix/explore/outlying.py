@@ -1,0 +1,58 @@
+"""Outliers: images unlike all others."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32, Int64
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from hardmix.errors import InputError
+from hardmix.explore.nearest import Neighbours, neighbours
+
+NEIGHBOURS = 10
+CUTOFF = 3.5
+"""Robust deviations above the median (Iglewicz and Hoaglin's 3.5)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outliers:
+    """How unusual every image is, and which ones stand out."""
+
+    scores: Float32[np.ndarray, " n"]
+    """1 less the mean similarity with the nearest images: 0 has copies, 1 is related to none."""
+    order: Int64[np.ndarray, " n"]
+    """All rows, the most unusual first."""
+    number: int
+    """How many of `order` stand out."""
+
+    @property
+    def indices(self) -> Int64[np.ndarray, " m"]:
+        """The rows that stand out, the most unusual first."""
+        return self.order[: self.number]
+
+
+def outliers(
+    features: ArrayLike | Tensor, k: int = NEIGHBOURS, *, cutoff: float = CUTOFF
+) -> Outliers:
+    """Rows far from their k nearest neighbours, compared with what is usual in this set.
+
+    A row stands out where its score exceeds the median of all by `cutoff` robust deviations
+    (1.4826 times the median distance to the median).
+    """
+    return outlying(neighbours(features, k), cutoff)
+
+
+def outlying(near: Neighbours, cutoff: float = CUTOFF) -> Outliers:
+    """The same of neighbours that are known already."""
+    if cutoff <= 0:
+        raise InputError(f"cutoff={cutoff} is not positive: it counts deviations.")
+    if near.indices.shape[1] == 0:
+        raise InputError("features have 1 row: an outlier is one among others.")
+    scores = (1 - near.similarities.astype(np.float64).mean(axis=1)).astype(np.float32)
+    order = np.lexsort((np.arange(len(scores)), -scores))
+    middle = np.median(scores)
+    spread = 1.4826 * np.median(np.abs(scores - middle))
+    # Where most images have copies the spread is 0, and everything else would stand out.
+    number = int((scores > middle + cutoff * spread).sum()) if spread > 0 else 0
+    return Outliers(scores, order, number)

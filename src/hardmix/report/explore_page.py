@@ -1,0 +1,251 @@
+"""`hardmix explore RUN --out explore.html`: what was found among images, on one page.
+
+Pictures stand in sprites (WebP, about a million pixels each), in the order of the clusters, so that
+what is looked at together is decoded together. Vectors are shortened to their first principal
+components and to 8 bits; similarities and neighbours that the page shows first are exact.
+"""
+
+import base64
+import io
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int8, Int64, Shaped
+from markupsafe import Markup
+from PIL import Image
+from torch import Tensor
+
+from hardmix.errors import InputError
+from hardmix.explore.exploring import Exploration, ExploreOptions, explore_run
+from hardmix.explore.tables import check_tables, tables_folder, write_tables
+from hardmix.report.explore_words import cautions_of, notes_of, paragraph_of, title_of
+from hardmix.report.page import check_out, content_policy, environment, part
+from hardmix.runs.folder import versions
+from hardmix.runtime.atomic_files import write_atomically
+from hardmix.runtime.console import say
+from hardmix.settings.config import DataConfig
+
+MARK = "<!-- Made by hardmix explore. -->"
+"""The page's second line: only a file that has it is replaced by another page."""
+SPRITE = 1024
+"""Pixels of a sprite's side."""
+QUALITY = 70
+NEAR = 20
+"""Neighbours of every image that the page holds."""
+WIDTH = 64
+"""Components of a vector in the page."""
+LEAST_UNUSUAL = 24
+"""Shown also where fewer stand out."""
+MOST_UNUSUAL = 500
+
+
+def write_explore_page(run: Path, data: DataConfig, out: Path, options: ExploreOptions) -> Path:
+    """Look at the images, write the page and its tables."""
+    check_out(out, MARK)
+    check_tables(tables_folder(out))  # before the work, not after
+    found = explore_run(run, data, options)
+    return draw_page(found, out)
+
+
+def draw_page(found: Exploration, out: Path) -> Path:
+    """Write the page of an exploration, and its tables in a folder of the same name."""
+    tables = write_tables(found, tables_folder(out))
+    page = render(found, out, [f"{file.parent.name}/{file.name}" for file in tables])
+    try:
+        write_atomically(out, page.encode("utf-8"))
+    except OSError as error:
+        raise InputError(f"--out {out} cannot be written: {error.strerror}.") from error
+    say(paragraph_of(found))
+    for sentence in cautions_of(found):
+        say(sentence)
+    say(f"Wrote {out} ({len(page) / 1e6:.1f} MB) and {len(tables)} tables in {tables[0].parent}")
+    return out
+
+
+def render(found: Exploration, out: Path, tables: list[str]) -> str:
+    """The page's text."""
+    order = page_order(found)
+    script = part("explore.js")
+    return (
+        environment()
+        .get_template("explore.html")
+        .render(
+            mark=Markup(MARK),
+            policy=content_policy(script, images="data: blob:"),
+            script=Markup(script),
+            style=Markup(part("page.css") + part("explore.css")),
+            title=title_of(found),
+            paragraph=paragraph_of(found),
+            cautions=cautions_of(found),
+            tables=tables,
+            origin=f"Features of {found.run}, on {found.images.name}.",
+            written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            page_versions=versions(),
+            facts=_facts(found, order, out),
+            arrays=[*_arrays(found, order), *_sprites(found, order)],
+        )
+    )
+
+
+def page_order(found: Exploration) -> Int64[np.ndarray, " n"]:
+    """Rows by cluster, in each the most typical first."""
+    if found.clusters is None:
+        return np.arange(len(found))
+    return np.lexsort((np.arange(len(found)), -found.clusters.similarities, found.clusters.labels))
+
+
+def _facts(found: Exploration, order: Int64[np.ndarray, " n"], out: Path) -> dict[str, Any]:
+    """What explore.js reads; images have the numbers of their places on the page."""
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    names, link = _names(found)
+    unusual = found.outliers.order[: min(MOST_UNUSUAL, max(LEAST_UNUSUAL, found.outliers.number))]
+    facts: dict[str, Any] = {
+        "run": str(found.run),
+        "names": [names[row] for row in order],
+        "links": [link],
+        "classes": list(found.images.classes or ()),
+        "tile": found.pictures.tile,
+        "across": SPRITE // found.pictures.tile,
+        "near": min(NEAR, found.neighbours.indices.shape[1]),
+        "clusters": _cluster_facts(found),
+        "duplicates": [
+            {
+                "keep": int(place[group.keep]),
+                "others": place[group.others].tolist(),
+                "similar": _rounded(group.similarities),
+            }
+            for group in found.duplicates.groups
+        ],
+        "unusual": {
+            "rows": place[unusual].tolist(),
+            "scores": _rounded(found.outliers.scores[unusual]),
+        },
+        "suspects": _suspect_facts(found, place),
+        "queries": [
+            {
+                "name": query.name,
+                "near": place[query.indices].tolist(),
+                "similar": _rounded(query.similarities),
+            }
+            for query in found.queries
+        ],
+        "notes": notes_of(found, tables_folder(out).name),
+    }
+    _, scale = shortened(found.vectors)
+    facts |= {"width": min(WIDTH, found.vectors.shape[1]), "scale": scale * scale}
+    facts["tabs"] = _tabs(found, facts)
+    return facts
+
+
+def _tabs(found: Exploration, facts: dict[str, Any]) -> list[tuple[str, str, int]]:
+    """Views in their order, with how many things each has; those that have none are left out."""
+    tabs = [
+        ("queries", "Your pictures", len(found.queries)),
+        ("clusters", "Clusters", len(facts["clusters"])),
+        ("images", "All", len(found)),
+        ("duplicates", "Duplicates", len(facts["duplicates"])),
+        ("unusual", "Unusual", found.outliers.number or len(facts["unusual"]["rows"])),
+        ("labels", "Labels", len(facts["suspects"])),
+    ]
+    return [tab for tab in tabs if tab[2]]
+
+
+def _cluster_facts(found: Exploration) -> list[dict[str, Any]]:
+    if found.clusters is None:
+        return []
+    sizes = np.bincount(found.clusters.labels, minlength=len(found.names_of_clusters))
+    firsts = np.cumsum(sizes) - sizes
+    return [
+        {"name": name, "size": int(size), "first": int(first)}
+        for name, size, first in zip(found.names_of_clusters, sizes, firsts, strict=True)
+    ]
+
+
+def _suspect_facts(found: Exploration, place: Int64[np.ndarray, " n"]) -> list[list[Any]]:
+    if found.mislabelled is None:
+        return []
+    suspects = found.mislabelled
+    columns = (
+        place[suspects.indices].tolist(),
+        suspects.labels.tolist(),
+        suspects.suggested.tolist(),
+        _rounded(suspects.suggested_share),
+    )
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _names(found: Exploration) -> tuple[list[str], str]:
+    """Paths below the folder that all share, and its address; of images without files their names.
+
+    A path that is not UTF-8 cannot stand in an address: then there are no links.
+    """
+    names = [found.name(row) for row in range(len(found))]
+    files = found.images.files
+    if files is None:
+        return names, ""
+    shared = os.path.commonpath([os.path.dirname(files[index]) for index in found.ids])
+    start = len(os.path.join(shared, ""))
+    below = [name[start:] for name in names]
+    plain = all(files[index] == name for index, name in zip(found.ids, names, strict=True))
+    return below, Path(os.path.abspath(shared)).as_uri() + "/" if plain else ""
+
+
+def _arrays(found: Exploration, order: Int64[np.ndarray, " n"]) -> Iterator[tuple[str, Markup]]:
+    """Numbers by the hundred thousand, as base64 of little-endian arrays."""
+    place = np.empty(len(order), np.uint32)
+    place[order] = np.arange(len(order), dtype=np.uint32)
+    near = found.neighbours
+    shown = slice(None, NEAR)
+    yield "neighbours", _base64(place[near.indices[order, shown]])
+    values = np.rint(127 * near.similarities[order, shown].clip(-1, 1))
+    yield "similarities", _base64(values.astype(np.int8))
+    yield "vectors", _base64(shortened(found.vectors)[0][order])
+    yield "labels", _base64(found.labels[order].astype("<i2"))
+    grouped = np.zeros(len(order)) if found.clusters is None else found.clusters.labels[order]
+    yield "clusters", _base64(grouped.astype("<i2"))
+
+
+def shortened(vectors: Float32[Tensor, "n dim"]) -> tuple[Int8[np.ndarray, "n width"], float]:
+    """The first principal components as whole numbers up to 127, and the size of one of them."""
+    width = min(WIDTH, vectors.shape[1])
+    products = (vectors.double().T @ vectors.double()).numpy()
+    _, directions = np.linalg.eigh(products)
+    basis = torch.from_numpy(directions[:, ::-1][:, :width].copy()).float()
+    components = vectors @ basis
+    scale = max(float(components.abs().max()), 1e-12) / 127
+    return torch.round(components / scale).to(torch.int8).numpy(), scale
+
+
+def _sprites(found: Exploration, order: Int64[np.ndarray, " n"]) -> Iterator[tuple[str, Markup]]:
+    """All pictures, then those of the queries."""
+    tile, across = found.pictures.tile, SPRITE // found.pictures.tile
+    tiles = found.pictures.tiles
+    extra = [query.picture for query in found.queries]
+    for number, first in enumerate(range(0, len(order) + len(extra), across * across)):
+        rows = order[first : first + across * across]
+        some = list(tiles[rows])
+        if len(some) < across * across:
+            begin = max(0, first - len(order))
+            some += extra[begin : begin + across * across - len(some)]
+        sheet = np.zeros((across * across, tile, tile, 3), np.uint8)
+        sheet[: len(some)] = some
+        high = -(-len(some) // across) * tile
+        grid = sheet.reshape(across, across, tile, tile, 3).swapaxes(1, 2)
+        pixels = grid.reshape(across * tile, across * tile, 3)[:high]
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "WEBP", quality=QUALITY, method=3)
+        yield f"sprite-{number}", Markup(base64.b64encode(buffer.getvalue()).decode())
+
+
+def _base64(values: Shaped[np.ndarray, "..."]) -> Markup:
+    return Markup(base64.b64encode(np.ascontiguousarray(values).tobytes()).decode())
+
+
+def _rounded(values: Shaped[np.ndarray, "..."]) -> list[float]:
+    return [round(float(value), 3) for value in values]

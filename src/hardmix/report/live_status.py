@@ -1,0 +1,131 @@
+"""How a run's training stands, as far as its files tell."""
+
+import gzip
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hardmix.analysis.over_training import steps_per_epoch
+from hardmix.report.overview import duration, planned_epochs
+from hardmix.runs.folder import Run
+from hardmix.runs.reading import RunRecord, number, read_json
+
+
+@dataclass(frozen=True)
+class LiveStatus:
+    """How training stands."""
+
+    state: str
+    """running, done, stopped, failed; lost: its process is gone; unknown."""
+    sentence: str
+    share: float | None
+    """Of training that is done; None where nobody knows how long it is."""
+    facts: list[tuple[str, str]]
+    written: int
+    """When the last line was logged, in seconds since 1970; 0: none yet."""
+
+
+def live_status(record: RunRecord) -> LiveStatus:
+    """What the run's files say of its progress."""
+    state, lines = state_of(record.run), record.metrics
+    done = int(_last(lines, "step") or 0)
+    total = _total_steps(record)
+    speed, batch = (
+        _last(lines, "images_per_second"),
+        number(record.settings.get("train.batch_size")),
+    )
+    left = ""
+    if state == "running" and total and speed and batch:
+        left = duration(max(0, total - done) * batch / speed)
+    shown = {
+        "Step": f"{done:,}" + (f" of {total:,}" if total else ""),
+        "Loss": _text(_last(lines, "loss"), "{:.3f}"),
+        "Proxy accuracy": _text(_last(lines, "proxy_accuracy"), "{:.1%}"),
+        "k-NN accuracy": _text(_last(lines, "knn"), "{:.1%}"),
+        "Images per second": _text(speed, "{:,.0f}"),
+        "Time left": left,
+    }
+    return LiveStatus(
+        state=state,
+        sentence=_sentence(state, done, total, planned_epochs(record)),
+        share=min(1.0, done / total) if total else None,
+        facts=[(name, value) for name, value in shown.items() if value],
+        written=_written(record.run.metrics_file),
+    )
+
+
+def _sentence(state: str, done: int, total: int | None, epochs: str) -> str:
+    if state == "running" and total:
+        reached = min(int(done * int(epochs) / total) + 1, int(epochs))
+        return f"Training, epoch {reached} of {epochs}."
+    words = {
+        "running": "Training.",
+        "done": f"Done after {done:,} steps.",
+        "stopped": f"Stopped after {done:,} steps; hardmix pretrain --resume goes on.",
+        "failed": f"Failed after {done:,} steps.",
+        "lost": f"Its process has ended without a word, after {done:,} steps.",
+    }
+    return words.get(state, "It has not started yet." if not done else f"{done:,} steps so far.")
+
+
+def _total_steps(record: RunRecord) -> int | None:
+    epochs, steps = planned_epochs(record), _steps(record)
+    return int(int(epochs) * steps) if epochs and steps else None
+
+
+def state_of(run: Run) -> str:
+    """As its status.json says; lost: it says running, and its process is gone."""
+    try:
+        status = read_json(run.status_file)
+    except (OSError, ValueError):
+        return "unknown"
+    state = status.get("state") if isinstance(status, dict) else None
+    if not isinstance(state, str):
+        return "unknown"
+    gone = status.get("host") == socket.gethostname() and not _alive(status.get("process"))
+    return "lost" if state == "running" and gone else state
+
+
+def _alive(process: object) -> bool:
+    """Whether a process exists; True where nobody can tell."""
+    if not isinstance(process, int) or process < 1:
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _steps(record: RunRecord) -> float | None:
+    """Steps of an epoch: from the lines after the first epoch, before that from the images."""
+    if any((number(line.get("epoch")) or 0) >= 1 for line in record.metrics):
+        return steps_per_epoch(record.metrics)
+    batch = number(record.settings.get("train.batch_size"))
+    images = number(record.settings.get("data.num_images"))
+    try:
+        listed = gzip.decompress(record.run.images_file.read_bytes()).count(b"\n") + 1
+        images = float(listed)
+    except (OSError, EOFError, ValueError):
+        pass
+    return float(int(images / batch)) or None if images and batch else None
+
+
+def _last(lines: list[dict[str, Any]], key: str) -> float | None:
+    values = (number(line.get(key)) for line in reversed(lines))
+    return next((value for value in values if value is not None), None)
+
+
+def _text(value: float | None, shape: str) -> str:
+    return "" if value is None else shape.format(value)
+
+
+def _written(file: Path) -> int:
+    try:
+        return int(file.stat().st_mtime)
+    except OSError:
+        return 0
