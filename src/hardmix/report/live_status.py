@@ -10,7 +10,8 @@ from typing import Any
 from hardmix.analysis.over_training import steps_per_epoch
 from hardmix.report.overview import duration, planned_epochs
 from hardmix.runs.folder import Run
-from hardmix.runs.reading import RunRecord, number, read_json
+from hardmix.runs.reading import RunRecord, number
+from hardmix.settings.saved import read_json
 
 
 @dataclass(frozen=True)
