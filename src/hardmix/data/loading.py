@@ -68,7 +68,8 @@ def open_loader(
     pipelines = choose_pipelines(data, pipeline, views)
     options = (data, train.batch_size, train.seed, device, rank(), world_size())
     if own is None and data_name(data) == "shards":
-        return None, ShardLoader(*options, parts=train.accumulate, pipelines=pipelines)
+        stream = ShardLoader(*options, views=views, parts=train.accumulate, pipelines=pipelines)
+        return None, stream
     if own is None:
         images = open_images(data, "train", train.seed)
     else:
@@ -85,8 +86,8 @@ class ViewLoader:
     """Two views of every image, in a new order each epoch; what does not fill a batch is left out.
 
     With `views=1`, for training on labels, the key is the query. An unreadable image is replaced by
-    the next readable one. `unreadable` tells which and why, of
-    those that this rank has met; more than data.max_unreadable stop the run.
+    the next readable one. `unreadable` tells which and why, of those that this rank has met; more
+    than data.max_unreadable stop the run.
     """
 
     def __init__(
