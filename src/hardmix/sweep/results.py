@@ -12,6 +12,7 @@ from hardmix.report.gains import Gain, difference
 from hardmix.runs.folder import Run
 from hardmix.runs.reading import RunRecord, number, read_run
 from hardmix.settings.config import PretrainConfig
+from hardmix.settings.titles import accuracy_titles
 from hardmix.sweep.estimates import state_of
 from hardmix.sweep.evaluating import is_present
 from hardmix.sweep.grid_rows import Row, baseline_of, paper_numbers
@@ -114,6 +115,9 @@ def _detection(file: str, metric: str, task: str, name: str, words: str) -> list
     ]
 
 
+PAPER_ACCURACIES = dict.fromkeys(("linear", "linear-cached"), ("linear", "top1"))
+"""Beside which of the paper's numbers an accuracy stands, by the kind of its file."""
+
 MEASURES: list[Measure] = [
     Measure("proxy_accuracy", "proxy accuracy", "metrics", ("proxy_accuracy",)),
     Measure(
@@ -122,9 +126,10 @@ MEASURES: list[Measure] = [
         "metrics",
         ("proxy_accuracy_mixed",),
     ),
-    Measure("linear", "linear top-1", "linear", ("top1",), ("linear", "top1")),
-    Measure("linear-cached", "linear probe top-1", "linear-cached", ("top1",), ("linear", "top1")),
-    Measure("knn", "k-NN top-1", "knn", ("top1",)),
+    *(
+        Measure(kind, title, kind, ("top1",), PAPER_ACCURACIES.get(kind))
+        for kind, title in accuracy_titles().items()
+    ),
     *_detection("detection-voc-24k", "VOC07 11-point", "voc_detection", "AP", "VOC"),
     *_detection("detection-coco-1x", "COCO box", "coco_detection", "APbb", "COCO 1x box"),
     *_detection("detection-coco-1x", "COCO mask", "coco_segmentation", "APmk", "COCO 1x mask"),
