@@ -11,8 +11,8 @@ from places import ROOT
 
 PACKAGE = ROOT / "src" / "hardmix"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-LINES = 330
-"""Of a file: about 300, and a tenth more before it must be split."""
+LINES = 320
+"""Of a file: about 300, and a little more before it must be split."""
 
 
 def room_of(file: Path) -> str:
