@@ -5,9 +5,11 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -60,6 +62,22 @@ def group_norm_trunk():
         torch.nn.AdaptiveAvgPool2d(1),
         torch.nn.Flatten(),
     )
+
+
+def signal_after(monkeypatch, steps, number=signal.SIGTERM):
+    """Send this process a signal when it has taken so many steps in all."""
+    taken = itertools.count(1)
+
+    def step_and_signal(training, batch, epoch):
+        loss = take_step(training, batch, epoch)
+        if training.step + 1 in steps and next(taken) <= len(steps):
+            os.kill(os.getpid(), number)
+        return loss
+
+    import hardmix.training.pretrain as loop
+
+    take_step = loop.take_step
+    monkeypatch.setattr(loop, "take_step", step_and_signal)
 
 
 def start(job, *arguments, ranks=2, timeout=60.0, restart=0, output=None):

@@ -344,7 +344,7 @@ def test_the_papers_linear_evaluation_goes_before_others(tmp_path):
     results = {name: {"top1": value} for name, value in scores.items()}
     runs = [made_up(tmp_path / m, tiny(m), **results) for m in ("moco-v2", "mochi")]
     (picture, _), _ = grid_pictures(read(*runs))
-    assert picture.numbers["measure"] == "linear accuracy"
+    assert picture.numbers["measure"] == "Linear evaluation top-1"
     assert picture.numbers["cells"][0]["accuracy"] == 0.7
 
 

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 from hardmix import InputError
-from hardmix.data.datasets import ImageSet, data_name, fingerprint, has_test, open_images
+from hardmix.data.changed_data import fingerprint
+from hardmix.data.datasets import ImageSet, data_name, has_test, open_images
 from hardmix.data.image_files import UnreadableImage
 from hardmix.data.imagenet100 import SYNSETS
 from hardmix.data.shapes import CLASSES

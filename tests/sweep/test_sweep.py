@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from hardmix.commands import main as cli
 from hardmix.errors import InputError, UnfinishedError
 from hardmix.evaluation import linear
+from hardmix.evaluation.all_evaluations import EVALUATIONS
 from hardmix.evaluation.detection import detect
 from hardmix.evaluation.evaluated_run import EvaluatedRun
 from hardmix.runs.folder import Run
@@ -317,7 +318,7 @@ def test_tables_hold_mean_deviation_and_gain_over_moco_v2(tmp_path, trainer):
     sweep(options(tmp_path, seeds=3, only=("MoCo-v2", BEST, "oracle")))
     lines = list(csv.DictReader(io.StringIO((tmp_path / "table1.csv").read_text())))
     found = {(line["label"], line["measure"]): line for line in lines}
-    mochi = found[BEST, "linear probe top-1"]
+    mochi = found[BEST, "linear-cached"]
     # Seeds 0, 1, 2 have 60, 61, 62 (MoCHi) and 50, 51, 52 (MoCo-v2): both deviate by 1.
     assert float(mochi["mean"]) == pytest.approx(61)
     assert float(mochi["std"]) == pytest.approx(1)
@@ -328,17 +329,17 @@ def test_tables_hold_mean_deviation_and_gain_over_moco_v2(tmp_path, trainer):
     assert mochi["comparable"] == "no"
     setting = [mochi[f"num_{name}"] for name in ("hardest", "pairs", "with_query")]
     assert (setting, mochi["queue_size"]) == (["128", "128", "16"], "2048")
-    assert found["MoCHi (1024, 1024, 128), oracle", "k-NN top-1"]["gain_over"] == "MoCo-v2, oracle"
-    assert found["MoCo-v2", "linear probe top-1"]["gain_word"] == "baseline"
+    assert found["MoCHi (1024, 1024, 128), oracle", "knn"]["gain_over"] == "MoCo-v2, oracle"
+    assert found["MoCo-v2", "linear-cached"]["gain_word"] == "baseline"
     # Not printed beside the value: 81.8 - 78.0 of the paper's own rows.
-    oracle = found["MoCo-v2, oracle", "linear probe top-1"]
+    oracle = found["MoCo-v2, oracle", "linear-cached"]
     assert (oracle["paper_gain"], oracle["paper_gain_printed"]) == ("3.8", "False")
     assert float(found[BEST, "uniformity"]["mean"]) == pytest.approx(-3)
     facts = json.loads((tmp_path / "table1.json").read_text())
     assert facts["statement"].startswith("Not comparable")
     assert facts["seeds"] == [0, 1, 2]
     row = next(row for row in facts["rows"] if row["label"] == BEST)
-    assert row["results"]["k-NN top-1"]["values"] == pytest.approx({"0": 60, "1": 61, "2": 62})
+    assert row["results"]["knn"]["values"] == pytest.approx({"0": 60, "1": 61, "2": 62})
 
 
 def test_fresh_seeds_are_reported_alone(tmp_path, trainer):
@@ -346,7 +347,7 @@ def test_fresh_seeds_are_reported_alone(tmp_path, trainer):
     sweep(options(tmp_path, seeds=2, first_seed=5, only=("MoCo-v2",)))
     facts = json.loads((tmp_path / "table1.json").read_text())
     assert facts["seeds"] == [5, 6]
-    assert set(facts["rows"][0]["results"]["k-NN top-1"]["values"]) == {"5", "6"}
+    assert set(facts["rows"][0]["results"]["knn"]["values"]) == {"5", "6"}
 
 
 def test_one_seed_has_no_deviation_and_no_error(tmp_path, trainer):
@@ -366,14 +367,14 @@ def test_a_table_of_some_rows_has_the_baseline_that_was_trained_before(tmp_path,
     assert [row["label"] for row in facts["rows"]] == [
         *("MoCo-v2", BEST, "MoCo-v2, oracle", f"{BEST}, oracle")
     ]
-    assert facts["rows"][1]["results"]["k-NN top-1"]["gain"] == pytest.approx(10)
+    assert facts["rows"][1]["results"]["knn"]["gain"] == pytest.approx(10)
 
 
 def test_fig3b_has_gains_beside_the_papers_and_proxy_its_accuracy(tmp_path, trainer):
     sweep(options(tmp_path, "fig3b", seeds=1, only=("MoCo-v2", "(1024, 128, 256)")))
     facts = json.loads((tmp_path / "fig3b.json").read_text())
     row = next(row for row in facts["rows"] if row["label"] == "MoCHi (1024, 128, 256)")
-    number = row["results"]["linear probe top-1"]
+    number = row["results"]["linear-cached"]
     assert (number["paper"], number["paper_gain"]) == (None, 1.1)
     sweep(options(tmp_path, "proxy", seeds=1, only=("cosine",)))
     first = json.loads((tmp_path / "proxy.json").read_text())["rows"][0]
@@ -409,7 +410,8 @@ def test_every_evaluation_that_a_grid_may_need_exists(tmp_path):
         for row in GRIDS[grid].rows
         for name in evaluations_of(row, chosen)
     } | {"linear-cached", "queue"}
-    assert needed == set(sweep_evaluations.MAKERS)
+    assert needed == sweep_evaluations.MAKERS.keys() | {"knn"}
+    assert needed <= sweep_evaluations.MAKERS.keys() | EVALUATIONS.keys()
     assert needed <= {measure.file for measure in MEASURES}
 
 
@@ -458,8 +460,8 @@ def test_detections_stand_beside_the_papers(tmp_path, trainer, monkeypatch):
     facts = json.loads((tmp_path / "out" / "table2.json").read_text())
     assert facts["comparable"]
     results = {row["label"]: row["results"] for row in facts["rows"]}[only[0]]
-    measured = {title: (each["mean"], each["paper"]) for title, each in results.items()}
-    assert measured["linear top-1"] == (70, 67.6)
+    measured = {each["title"]: (each["mean"], each["paper"]) for each in results.values()}
+    assert measured["Linear evaluation top-1"] == (70, 67.6)
     assert measured["VOC AP"] == (50, 57.1)
     assert measured["VOC AP50"] == (80, 82.7)
     assert measured["VOC AP75"] == (60, 64.1)
@@ -601,6 +603,6 @@ def test_a_tiny_sweep_for_real_with_a_longer_run_that_goes_on(tmp_path):
     facts = json.loads((out / "table1-supp.json").read_text())
     shown = {row["label"]: row["results"] for row in facts["rows"]}
     top1 = json.loads((runs[8].results / "knn.json").read_text())["top1"]
-    assert shown["MoCo-v2, 800 epochs"]["k-NN top-1"]["mean"] == pytest.approx(100 * top1)
+    assert shown["MoCo-v2, 800 epochs"]["knn"]["mean"] == pytest.approx(100 * top1)
     assert (out / "report.html").exists()
     assert (out / "figures" / "fig3c.svg").exists()

@@ -385,13 +385,6 @@ def test_tensorboard_holds_what_metrics_jsonl_holds(tmp_path):
         assert [value for _, value in shown] == pytest.approx([value for _, value in logged])
 
 
-def test_tensorboard_missing_is_said_before_anything_is_made(tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"hardmix\[tensorboard\]"):
-        pretrain(tiny(train={"tensorboard": True}), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(("channels", "ending"), [(1, "npy"), (5, "npy"), (16, "npy"), (5, "tif")])
 def test_images_of_other_channels_become_an_encoder(channels, ending, tmp_path, capfd):
     root = tmp_path / "images"

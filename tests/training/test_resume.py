@@ -22,7 +22,7 @@ from hardmix.runs.folder import Run, check_resumable
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.saved import MAY_CHANGE, MUST_MATCH, settings
 from hardmix.training.pretrain import pretrain
-from ranks import lines_of, start, state_of, tiny, wait
+from ranks import lines_of, signal_after, start, state_of, tiny, wait
 
 STEPS = 12
 """Of `tiny`: two epochs of six."""
@@ -42,20 +42,6 @@ def unbroken(tmp_path_factory):
     run = tmp_path_factory.mktemp("unbroken") / "run"
     pretrain(tiny(), run)
     return state_of(run)
-
-
-def signal_after(monkeypatch, steps, number=signal.SIGTERM):
-    """Send this process a signal when it has taken so many steps in all."""
-    taken = itertools.count(1)
-
-    def step_and_signal(training, batch, epoch):
-        loss = take_step(training, batch, epoch)
-        if training.step + 1 in steps and next(taken) <= len(steps):
-            os.kill(os.getpid(), number)
-        return loss
-
-    take_step = loop.take_step
-    monkeypatch.setattr(loop, "take_step", step_and_signal)
 
 
 def train_to_the_end(run, config=None):

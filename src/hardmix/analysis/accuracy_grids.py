@@ -11,13 +11,10 @@ from hardmix.runs.labels import identity
 from hardmix.runs.reading import RunRecord
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.saved import settings
+from hardmix.settings.titles import accuracy_titles
 
 BASELINE = "moco-v2"
-ACCURACIES = {
-    "linear": "linear accuracy",
-    "linear-cached": "linear probe accuracy",
-    "knn": "k-NN accuracy",
-}
+ACCURACIES = accuracy_titles()
 """results/*.json that hold an accuracy, the paper's own first."""
 
 

@@ -5,17 +5,20 @@ folder. Of images held in memory only the fingerprint is known.
 """
 
 import gzip
+import hashlib
 import os
 import zlib
 from pathlib import Path
 
-from hardmix.data.datasets import ImageSet, fingerprint
+from hardmix.data.datasets import ImageSet
 from hardmix.data.image_files import printable
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.settings.config import DataConfig
 
 SHOWN = 5
 """Names in a message."""
+HASHED = 4096
+"""Images held in memory that a fingerprint looks at, at most."""
 
 
 def data_mark(images: ImageSet | None, config: DataConfig) -> str:
@@ -23,6 +26,25 @@ def data_mark(images: ImageSet | None, config: DataConfig) -> str:
     if images is None:
         return f"shards {os.path.basename(config.root or '')}"
     return fingerprint(images)
+
+
+def fingerprint(images: ImageSet) -> str:
+    """16 hexadecimal digits that change with the data set, yet not when its folder is moved.
+
+    Of files the names and sizes count, of images in memory the bytes of some thousands.
+    """
+    digest = hashlib.sha256(f"{len(images)} {images.channels}".encode())
+    if images.labels is not None:
+        digest.update(images.labels.numpy().tobytes())
+    if images.tensor is not None:
+        some = images.tensor[:: max(1, len(images) // HASHED)]
+        digest.update(some.numpy().tobytes())
+    files = images.files or ()
+    start = len(os.path.commonpath(files)) if files else 0
+    for file in files:
+        size = os.path.getsize(file) if os.path.exists(file) else -1
+        digest.update(os.fsencode(file[start:]) + b"\0%d\0" % size)
+    return digest.hexdigest()[:16]
 
 
 def write_list(file: Path, images: ImageSet | None) -> None:

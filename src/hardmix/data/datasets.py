@@ -4,9 +4,6 @@ Small sets are held in memory, others as a list of files that are decoded when a
 archives can only be streamed: shards.py reads them.
 """
 
-import difflib
-import hashlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +30,7 @@ from hardmix.data.shapes import CLASSES, cached_shapes
 from hardmix.data.shards import is_shards
 from hardmix.errors import InputError
 from hardmix.runtime.random_numbers import seed_of
+from hardmix.settings.bounds import nearest_first
 from hardmix.settings.config import DataConfig, DataName
 
 Split = Literal["train", "test"]
@@ -41,8 +39,6 @@ UNKNOWN = -1
 """The label of an image whose class is not known, in a set where others are."""
 PROBED = 20
 """Files that are tried when a set is opened; one of them must be readable."""
-HASHED = 4096
-"""Images held in memory that a fingerprint looks at, at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,9 +184,8 @@ def data_name(config: DataConfig) -> DataName:
     """The data set's name, given or recognised by `data.root`."""
     if config.name is not None:
         if config.name not in get_args(DataName):
-            raise InputError(
-                f"data.name={config.name!r} is unknown: choose {', '.join(_nearest(config.name))}."
-            )
+            known = ", ".join(nearest_first(config.name, get_args(DataName)))
+            raise InputError(f"data.name={config.name!r} is unknown: choose {known}.")
         return config.name
     if config.root is None:
         raise InputError(
@@ -200,11 +195,6 @@ def data_name(config: DataConfig) -> DataName:
     if is_shards(config.root):
         return "shards"
     return recognise(Path(config.root).expanduser())
-
-
-def _nearest(name: str) -> list[str]:
-    names = get_args(DataName)
-    return sorted(names, key=lambda known: -difflib.SequenceMatcher(None, name, known).ratio())
 
 
 def _root(config: DataConfig, name: DataName) -> Path:
@@ -353,22 +343,3 @@ def _check_readable(images: ImageSet) -> None:
     raise InputError(
         f"data: {images.name} has no readable image among its first {len(failures)}: {failures[0]}."
     ) from failures[0]
-
-
-def fingerprint(images: ImageSet) -> str:
-    """16 hexadecimal digits that change with the data set, yet not when its folder is moved.
-
-    Of files the names and sizes count, of images in memory the bytes of some thousands.
-    """
-    digest = hashlib.sha256(f"{len(images)} {images.channels}".encode())
-    if images.labels is not None:
-        digest.update(images.labels.numpy().tobytes())
-    if images.tensor is not None:
-        some = images.tensor[:: max(1, len(images) // HASHED)]
-        digest.update(some.numpy().tobytes())
-    files = images.files or ()
-    start = len(os.path.commonpath(files)) if files else 0
-    for file in files:
-        size = os.path.getsize(file) if os.path.exists(file) else -1
-        digest.update(os.fsencode(file[start:]) + b"\0%d\0" % size)
-    return digest.hexdigest()[:16]

@@ -72,7 +72,8 @@ def open_loader(
     pipelines = choose_pipelines(data, pipeline, views)
     options = (data, train.batch_size, train.seed, device, rank(), world_size())
     if own is None and data_name(data) == "shards":
-        return None, ShardLoader(*options, parts=train.accumulate, pipelines=pipelines)
+        stream = ShardLoader(*options, views=views, parts=train.accumulate, pipelines=pipelines)
+        return None, stream
     if own is None:
         images = open_images(data, "train", train.seed)
     else:

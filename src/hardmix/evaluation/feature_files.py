@@ -14,7 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from hardmix.data.datasets import ImageSet, data_name, fingerprint, open_images
+from hardmix.data.changed_data import fingerprint
+from hardmix.data.datasets import ImageSet, data_name, open_images
 from hardmix.errors import InputError
 from hardmix.evaluation.features import Features, TrainedEncoder, extract, load_encoder
 from hardmix.runs.folder import Run, versions

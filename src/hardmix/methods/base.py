@@ -23,8 +23,6 @@ from hardmix.runtime.device import Compute
 from hardmix.runtime.distributed import agree_on_max, data_parallel, share_state
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.methods import MethodOptions
-from hardmix.settings.saved import settings
-from hardmix.settings.titles import method_title
 
 
 class TrainingPosition(NamedTuple):
@@ -160,10 +158,6 @@ class Method(nn.Module):
     ) -> tuple[Contrast, MixPlan | None]:
         """What the loss sees of images at the end of training; of methods with a `memory`."""
         raise NotImplementedError
-
-    def title(self) -> str:
-        """The paper's name of it, with what tells it from its like."""
-        return method_title(settings(self.config))
 
 
 def check_embeddings(**embeddings: Float[Tensor, "batch dim"]) -> None:

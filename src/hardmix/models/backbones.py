@@ -202,6 +202,8 @@ def parse_timm(name: str) -> tuple[str, dict[str, Any]]:
     for key, value in parse_qsl(query, keep_blank_values=True):
         if key in OURS:
             raise InputError(f"model.backbone={name!r}: {key} is not yours to set: {OURS[key]}.")
+        if not value:
+            raise InputError(f"model.backbone={name!r}: {key} has no value, as in {key}=96.")
         try:
             options[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):

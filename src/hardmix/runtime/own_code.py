@@ -2,7 +2,7 @@
 
 The folder in which a command is started is looked into as well. Such names stand in config.json and
 in encoder files, which may come from anybody: nothing of Python's standard library is ever called,
-and only functions and classes that the named module itself defines.
+and only functions and classes that the named package itself defines.
 """
 
 import importlib
@@ -42,11 +42,8 @@ def load_own(name: str, setting: str) -> Callable[..., Any]:
             " install the package."
         ) from error
     found: Callable[..., Any] | None = getattr(module, attribute, None)
-    if (
-        found is None
-        or not callable(found)
-        or getattr(found, "__module__", None) != module.__name__
-    ):
+    home = str(getattr(found, "__module__", "")).split(".")[0]
+    if found is None or not callable(found) or home != module_name.split(".")[0]:
         known = [key for key, each in vars(module).items() if callable(each) and key[0] != "_"]
         raise InputError(
             f"{setting}={name!r}: {module_name} defines no function {attribute!r}; it has"

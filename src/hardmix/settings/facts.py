@@ -39,7 +39,8 @@ def setting(default: Any, **facts: Any) -> Any:
 def docs_of(kind: type) -> dict[str, str]:
     """The docstring under each setting of a config, as it stands in the source."""
     (body,) = (node.body for node in ast.parse(inspect.getsource(kind)).body if _is_class(node))
-    return {
+    inherited = [docs_of(base) for base in kind.__bases__ if dataclasses.is_dataclass(base)]
+    return {name: text for docs in inherited for name, text in docs.items()} | {
         statement.target.id: inspect.cleandoc(after.value.value)
         for statement, after in pairwise(body)
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)

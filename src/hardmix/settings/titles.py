@@ -15,7 +15,6 @@ STEPS_TO_V2 = {
 COUNTS = ("mix.num_hardest", "mix.num_pairs", "mix.num_with_query")
 """N, s, s'."""
 
-
 EVALUATION_TITLES = {
     "linear": "Linear evaluation",
     "linear-cached": "Linear probe",
@@ -26,6 +25,15 @@ EVALUATION_TITLES = {
 }
 """Kinds of results in RUN/results, those that hold an accuracy first, the paper's own before all.
 A file is named by its kind, and what tells it from its like follows: finetune-0.1.json."""
+
+NO_TOP1 = ("finetune", "detection", "embedding")
+"""Kinds without one accuracy for a run: several files, average precisions, losses."""
+
+
+def accuracy_titles() -> dict[str, str]:
+    """Kinds of results that are one accuracy of a run, and what a column or axis calls it."""
+    known = {name: title for name, title in EVALUATION_TITLES.items() if name not in NO_TOP1}
+    return {name: f"{title} top-1" for name, title in known.items()}
 
 
 def evaluation_kind(name: str) -> str:

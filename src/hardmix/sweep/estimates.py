@@ -76,7 +76,8 @@ def images_left(job: Job, plan: Plan) -> int:
         return 0
     done = 0
     if state == "begun":
-        done = max((line["epoch"] + 1 for line in run.metrics() if "loss" in line), default=0)
+        trained = [line for line in read_metrics(run, run.path.name, []) if "loss" in line]
+        done = max((int(number(line.get("epoch")) or 0) + 1 for line in trained), default=0)
     elif job.continues is not None:
         jobs = {each.name: each.config for chain in plan.chains for each in chain}
         done = jobs[job.continues].train.last_epoch

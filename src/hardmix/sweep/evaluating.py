@@ -57,11 +57,10 @@ def evaluate(run: Run, name: str, options: SweepOptions) -> None:
     labelled = grid_named(options.grid).labelled_images
     if labelled is not None:
         data = replace(data, num_images=labelled)
-    MAKERS[name](run, data, options)
-
-
-def _knn(run: Run, data: DataConfig, _: SweepOptions) -> None:
-    EVALUATIONS["knn"].measure(run.path, VOTE, data)
+    if name in MAKERS:
+        MAKERS[name](run, data, options)
+    else:
+        EVALUATIONS[name].measure(run.path, EVALUATIONS[name].Options(), data)
 
 
 def _linear_cached(run: Run, data: DataConfig, _: SweepOptions) -> None:
@@ -108,7 +107,6 @@ def _detect(run: Run, config: DetectionConfig, root: Path | None, options: Sweep
 
 
 MAKERS: dict[str, Callable[[Run, DataConfig, SweepOptions], None]] = {
-    "knn": _knn,
     "linear-cached": _linear_cached,
     "linear": _linear,
     "embedding": _embedding,
@@ -117,3 +115,4 @@ MAKERS: dict[str, Callable[[Run, DataConfig, SweepOptions], None]] = {
     "detection-coco-1x": _coco,
     "detection-coco-2x": _coco,
 }
+"""Those that need more than the options of `EVALUATIONS` as they are."""

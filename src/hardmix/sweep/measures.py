@@ -6,6 +6,7 @@ from typing import Any
 
 from hardmix.analysis.over_training import epoch_means
 from hardmix.runs.reading import RunRecord, number
+from hardmix.settings.titles import accuracy_titles
 from hardmix.sweep.evaluating import is_present
 
 
@@ -63,14 +64,18 @@ def _logged(key: str, title: str) -> Measure:
     return Measure(key, title, "metrics", (key,))
 
 
+PAPER_ACCURACIES = dict.fromkeys(("linear", "linear-cached"), ("linear", "top1"))
+"""Beside which of the paper's numbers an accuracy stands, by the kind of its file."""
+
 MEASURES: list[Measure] = [
     _logged("proxy_accuracy", "proxy accuracy"),
     _logged("proxy_accuracy_mixed", "proxy accuracy, synthetic points too"),
     _logged("synthetic_mass", "softmax held by synthetic points"),
     _logged("synthetic_one_false", "pair points with a false parent"),
-    Measure("linear", "linear top-1", "linear", ("top1",), ("linear", "top1")),
-    Measure("linear-cached", "linear probe top-1", "linear-cached", ("top1",), ("linear", "top1")),
-    Measure("knn", "k-NN top-1", "knn", ("top1",)),
+    *(
+        Measure(kind, title, kind, ("top1",), PAPER_ACCURACIES.get(kind))
+        for kind, title in accuracy_titles().items()
+    ),
     *_detection("detection-voc-24k", "VOC07 11-point", "voc_detection", "AP", "VOC"),
     *_detection("detection-coco-1x", "COCO box", "coco_detection", "APbb", "COCO 1x box"),
     *_detection("detection-coco-1x", "COCO mask", "coco_segmentation", "APmk", "COCO 1x mask"),

@@ -70,10 +70,10 @@ def as_csv(result: SweepResult) -> str:
     """One line for every row and measure, numbers in full."""
     out = io.StringIO()
     lines = [
-        {"label": line.row.label, **_setting(line), "measure": measure.title, **facts}
+        {"label": line.row.label, **_setting(line), **facts}
         for line in result.lines
         for measure, cell in zip(result.measures, line.cells, strict=True)
-        for facts in [_cell_facts(cell)]
+        for facts in [{"measure": measure.id, "title": measure.title, **_cell_facts(cell)}]
     ]
     names = [name for name in lines[0] if name != "values"] if lines else []
     names += ["comparable", "note"]
@@ -95,7 +95,7 @@ def as_json(result: SweepResult) -> str:
             **_setting(line),
             "runs": list(line.names.values()),
             "results": {
-                measure.title: _cell_facts(cell)
+                measure.id: {"title": measure.title, **_cell_facts(cell)}
                 for measure, cell in zip(result.measures, line.cells, strict=True)
             },
             "note": line.row.note,

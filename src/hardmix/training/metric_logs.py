@@ -80,15 +80,21 @@ class WandbLog:
         import wandb
 
         place = str(run.path.resolve())
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "hardmix"),
-            name=run.path.name,
-            id=hashlib.sha256(place.encode()).hexdigest()[:16],
-            resume="allow",
-            dir=place,
-            config=settings(self._config),
-            settings=wandb.Settings(silent=True),
-        )
+        try:
+            self._run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "hardmix"),
+                name=run.path.name,
+                id=hashlib.sha256(place.encode()).hexdigest()[:16],
+                resume="allow",
+                dir=place,
+                config=settings(self._config),
+                settings=wandb.Settings(silent=True),
+            )
+        except wandb.Error as error:
+            raise InputError(
+                f"train.wandb: Weights & Biases cannot be reached ({error}): log in with wandb"
+                " login, set WANDB_MODE=offline, or leave it out; then --resume."
+            ) from error
 
     def write(self, line: dict[str, Any]) -> None:
         """Every number by its name."""

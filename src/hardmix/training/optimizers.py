@@ -22,14 +22,15 @@ TRUST = 0.001
 class Lars(torch.optim.Optimizer):
     """SGD with momentum, each layer's step in proportion to its weights (You et al. 2017).
 
-    As SimCLR uses it: parameters that are not decayed (norms and biases, optimizer.decay_all=False)
-    are moved as by plain SGD.
+    As SimCLR uses it: norms and biases that are not decayed (optimizer.decay_all=False) are moved
+    as by plain SGD, and so is a layer whose weights or gradients are all 0.
     """
 
     def __init__(
         self, params: Any, lr: float, momentum: float = 0.9, weight_decay: float = 0.0
     ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__(params, {**options, "in_proportion": True})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -44,11 +45,11 @@ class Lars(torch.optim.Optimizer):
         gradient = parameter.grad
         assert gradient is not None
         decay = group["weight_decay"]
-        if decay:
-            length, pull = parameter.norm(), gradient.norm()
-            trust = TRUST * length / (pull + decay * length + 1e-8)
-            gradient = gradient.add(parameter, alpha=decay)
-            gradient *= torch.where((length > 0) & (pull > 0), trust, 1.0)
+        length, slope = parameter.norm(), gradient.norm()
+        gradient = gradient.add(parameter, alpha=decay)
+        if group["in_proportion"]:
+            trust = TRUST * length / (slope + decay * length)
+            gradient *= torch.where((length > 0) & (slope > 0), trust, 1.0)
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
@@ -67,7 +68,8 @@ def _without_decay(group: dict[str, Any]) -> Groups:
     """A group in two: weights, and what has one dimension (norms and biases), not decayed."""
     weights = [each for each in group["params"] if each.ndim > 1]
     others = [each for each in group["params"] if each.ndim <= 1]
-    parts = [{**group, "params": weights}, {**group, "params": others, "weight_decay": 0.0}]
+    plain = {"weight_decay": 0.0, "in_proportion": False}
+    parts = [{**group, "params": weights}, {**group, "params": others, **plain}]
     return [part for part in parts if part["params"]]
 
 

@@ -1,0 +1,66 @@
+"""The help shows what means something there, and answers without torch."""
+
+import subprocess
+import sys
+
+import pytest
+
+from hardmix.commands import main as cli
+from hardmix.settings.methods import METHOD_FACTS
+from hardmix.settings.saved import FACTS
+
+
+def help_of(capfd, *words):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "--help"])
+    assert ended.value.code == 0
+    return capfd.readouterr().out
+
+
+def options_in(text):
+    """Dotted names of the settings that a help shows."""
+    found = {word.strip("│,|[]") for word in text.split() if word.lstrip("│[").startswith("--")}
+    names = {word.removeprefix("--").removeprefix("no-").replace("-", "_") for word in found}
+    return {name for name in names if name in FACTS}
+
+
+@pytest.mark.parametrize("method", METHOD_FACTS)
+def test_the_help_of_a_method_shows_the_settings_it_uses_and_no_others(method, capfd):
+    shown = options_in(help_of(capfd, "pretrain", "demo", "--method", method))
+    used = {name for name in FACTS if METHOD_FACTS[method].uses(name)}
+    hidden = {"recipe"}  # the first word of the command
+    assert shown == used - hidden
+    assert any(name.startswith("mix.") for name in shown) == (method == "mochi")
+
+
+def test_without_a_recipe_the_help_is_that_of_the_method_too(capfd):
+    assert "--mix." not in help_of(capfd, "pretrain", "--method", "supervised")
+    assert "--mix.num-pairs" in help_of(capfd, "pretrain")
+
+
+def test_a_setting_that_the_method_does_not_use_is_accepted_all_the_same(tmp_path, capfd):
+    """A command line that compares methods stays the same but for --method."""
+    words = "--mix.num-pairs 8 --data.num-images 32 --train.batch-size 16 --train.epochs 1"
+    words += f" --train.knn-every 0 --train.queue-size 32 --out {tmp_path / 'run'}"
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["pretrain", "demo", "--method", "supervised", *words.split()])
+    assert ended.value.code == 0, capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], [], ["pretrain", "--help"], ["pretrain", "demo", "--help"], ["recipes"]]
+)
+def test_no_help_needs_torch(words):
+    program = (
+        "import sys\n"
+        "from hardmix.commands.main import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "except SystemExit as end:\n"
+        "    assert not end.code, end.code\n"
+        "    assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout
