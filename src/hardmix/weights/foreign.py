@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save
@@ -26,7 +26,7 @@ from hardmix.runs.weight_files import Source, first_names, read_weights
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say, table, warn
 from hardmix.settings.config import Head, PretrainConfig
-from hardmix.settings.methods import MethodName
+from hardmix.settings.methods import METHOD_FACTS, MethodName
 from hardmix.settings.recipes import RECIPES
 
 IMPORTED = "imported.safetensors"
@@ -230,7 +230,7 @@ def _config(
 ) -> PretrainConfig:
     method: MethodName = "moco-v1" if moco and moco.head == "linear" else "moco-v2"
     facts = source.facts if _is_ours(source) else {}
-    method = next((known for known in get_args(MethodName) if known == facts.get("method")), method)
+    method = next((known for known in METHOD_FACTS if known == facts.get("method")), method)
     if image_size is None:
         small = fit.backbone == "small" or fit.backbone.endswith("-cifar")
         said = facts.get("image_size", "")
