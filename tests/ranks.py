@@ -17,7 +17,7 @@ import traceback
 import torch
 from safetensors.torch import load_file
 
-from hardmix.errors import InputError, UnfinishedError
+from hardmix.errors import InputError, OutputError, UnfinishedError
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import speak_as
 from hardmix.runtime.launch import Launch
@@ -133,10 +133,8 @@ def _run(launch, timeout, output, job, arguments):
     try:
         with joined(launch, "cpu", timeout):
             job(*arguments)
-    except InputError as error:
-        _leave(2, f"hardmix: rank {rank}: {error}")
-    except UnfinishedError as error:
-        _leave(75, f"hardmix: rank {rank}: {error}")
+    except (InputError, OutputError, UnfinishedError) as error:
+        _leave(error.status, f"hardmix: rank {rank}: {error}")
     except SystemExit as end:
         _leave(end.code, "")
     except BaseException:

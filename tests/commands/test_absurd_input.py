@@ -92,8 +92,8 @@ def test_a_detectors_batch_is_checked_before_its_learning_rate_follows():
 @pytest.mark.parametrize(
     ("fault", "status", "words"),
     [
-        (OSError(errno.ENOSPC, "No space left", "x.json"), 74, "x.json could not be written"),
-        (OSError(errno.EIO, "Input/output error"), 74, "a file could not be written"),
+        (OSError(errno.ENOSPC, "No space left", "x.json"), 74, "written (No space left): x.json"),
+        (OSError(errno.EIO, "Input/output error"), 74, "written (Input/output error): a file"),
         (PermissionError(errno.EACCES, "Permission denied", "x"), 2, "x cannot be used"),
         (MemoryError("Unable to allocate 7.28 TiB for an array"), 2, "7.28 TiB"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), 2, "2.00 GiB"),

@@ -117,7 +117,7 @@ def test_a_disk_without_room_for_checkpoints_costs_checkpoints_only(tmp_path):
     processes = start(
         limited, tiny(), tmp_path / "run", 3_000_000, ranks=1, output=tmp_path / "log"
     )
-    assert wait(processes) == [0]
+    assert wait(processes) == [74]
     shown = (tmp_path / "log-0").read_text()
     assert "no checkpoint at step 6 (File too large)" in shown
     assert "step-00000006.safetensors needs 6.4 MB" in shown
@@ -132,7 +132,7 @@ def test_an_encoder_that_cannot_be_written_is_said_and_written_later(tmp_path):
     processes = start(
         limited, tiny(), tmp_path / "run", 1_000_000, ranks=1, output=tmp_path / "log"
     )
-    assert wait(processes) == [2]
+    assert wait(processes) == [74]
     shown = (tmp_path / "log-0").read_text()
     assert "the encoder could not be written (File too large)" in shown
     assert "encoder.safetensors needs 1.7 MB" in shown

@@ -3,6 +3,7 @@
 import argparse
 import os
 import warnings
+import zipfile
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from hardmix.evaluation.features import load_encoder
 from hardmix.models.backbones import BACKBONES, build_backbone
 from hardmix.runs.folder import Run
 from hardmix.settings.config import PretrainConfig
+from hardmix.settings.recipes import RECIPES
 from hardmix.weights.foreign import import_weights
 from hardmix.weights.recognition import Source, recognise
 
@@ -460,3 +462,48 @@ def test_names_with_brackets_are_shown_as_they_are(tmp_path, capfd):
     )
     import_weights(tmp_path / "w", tmp_path / "run")
     assert "1 (fc.[/red])" in capfd.readouterr().out
+
+
+def zipped(file, pickle, compression):
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        archive.writestr("archive/data.pkl", pickle)
+        archive.writestr("archive/version", b"3")
+    return file
+
+
+LISTS = b"\x80\x02" + b"]" * 2_100_000 + b"."
+"""A pickle that makes two million lists."""
+
+
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (
+            lambda file: zipped(file, b"\x80\x02" + b"]" * 50_000_000, zipfile.ZIP_DEFLATED),
+            r"has 0\.0 MB and holds 50\.0 MB in compressed form",
+        ),
+        (lambda file: zipped(file, LISTS, zipfile.ZIP_STORED), "more than 2000000 operations"),
+        (lambda file: zipped(file, LISTS, zipfile.ZIP_DEFLATED), "more than 2000000 operations"),
+        (lambda file: file.write_bytes(LISTS), "more than 2000000 operations"),
+    ],
+    ids=["compressed", "many", "compressed and many", "legacy"],
+)
+def test_a_file_that_would_fill_the_memory_is_refused_unread(write, words, tmp_path, monkeypatch):
+    write(tmp_path / "weights.pth")
+
+    def read(*_, **__):
+        raise AssertionError("it was read")
+
+    monkeypatch.setattr(torch, "load", read)
+    with pytest.raises(InputError, match=words):
+        import_weights(tmp_path / "weights.pth", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_our_own_encoders_keep_their_method(tmp_path):
+    torch.manual_seed(0)
+    config = RECIPES["demo"].build("supervised", False)
+    run = Run.create(tmp_path / "run", config)
+    run.write_encoder(build_backbone("small").trunk, config)
+    again = import_weights(run.encoder_file, tmp_path / "again")
+    assert again.config().method == "supervised"

@@ -44,7 +44,11 @@ def ending_of(error: Exception) -> Ending | None:
 def _of_file(error: OSError) -> Ending | None:
     name = "a file" if error.filename is None else str(error.filename)
     if error.errno in FULL:
-        return Ending(f"{name} could not be written: {error.strerror}; make room.", 74)
+        return Ending(
+            f"results could not be written ({error.strerror}): {name}; make room, and run the"
+            " command again.",
+            74,
+        )
     if error.errno in UNUSABLE:
         return Ending(f"{name} cannot be used: {error.strerror}; choose another.", 2)
     return None

@@ -58,11 +58,11 @@ class EvaluatedRun(NamedTuple):
     def conclude(
         self, name: str, result: dict[str, Any], title: str, rows: dict[str, Accuracy]
     ) -> dict[str, Any]:
-        """Write RUN/results/NAME.json, show a table, and return what was written."""
+        """Show a table, write RUN/results/NAME.json, and return what was written."""
         result |= {"data": self.train.name, "seconds": time.monotonic() - self.started}
-        file = self.run.write_result(name, result)
         shown = [[row, f"{each.top1:.4f}", f"{each.top5:.4f}"] for row, each in rows.items()]
-        table(title, ["", "top 1", "top 5"], shown)
+        table(title, ["", "top 1", "top 5"], shown)  # first: a full disk must not cost the numbers
+        file = self.run.write_result(name, result)
         say(f"Wrote {file}")
         return result
 

@@ -5,6 +5,7 @@ writes to it. Of many processes only the main one writes.
 """
 
 import dataclasses
+import errno
 import json
 import os
 import platform
@@ -12,6 +13,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any, Literal
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from hardmix.errors import InputError
+from hardmix.errors import InputError, OutputError
 from hardmix.runs.checkpoints import Checkpoint, load_newest, pack, write_checkpoint
 from hardmix.runtime.atomic_files import append_line, room, write_atomically
 from hardmix.runtime.distributed import is_main
@@ -58,6 +60,7 @@ class Run:
         self.figures = self.path / "figures"
         self.encoder_file = self.path / "encoder.safetensors"
         self._unwritten: list[tuple[Path, str]] = []
+        self._place: tuple[int, int] | None = None
 
     @classmethod
     def create(cls, path: Path | str, config: PretrainConfig) -> "Run":
@@ -113,6 +116,8 @@ class Run:
 
     def set_status(self, state: str, **facts: Any) -> None:
         """status.json: running, done, stopped or failed, and why; torchrun hides exit statuses."""
+        if not self.is_in_place():
+            return  # another run's, perhaps
         status = {
             "state": state,
             **facts,
@@ -120,10 +125,35 @@ class Run:
             "host": socket.gethostname(),
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
         }
+        data = (json.dumps(status, indent=2) + "\n").encode()
         try:
-            write_atomically(self.status_file, (json.dumps(status, indent=2) + "\n").encode())
-        except OSError:  # a full disk is said where checkpoints are written
-            return
+            write_atomically(self.status_file, data)
+        except OSError:  # a full disk, of which checkpoints tell: the old file's own block is there
+            with suppress(OSError):
+                _overwrite(self.status_file, data)
+
+    def keep_place(self) -> None:
+        """Remember which folder this is, to notice when it is moved away or replaced."""
+        if is_main():
+            found = self.path.stat()
+            self._place = found.st_dev, found.st_ino
+
+    def is_in_place(self) -> bool:
+        """Whether the folder is still the one of `keep_place`."""
+        if self._place is None:
+            return True
+        try:
+            found = self.path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # a network disk that does not answer may do so later
+            return True
+        return self._place == (found.st_dev, found.st_ino)
+
+    @property
+    def unwritten(self) -> int:
+        """Lines of the logs that a full disk has not taken so far."""
+        return len(self._unwritten)
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Append one object to metrics.jsonl."""
@@ -180,9 +210,10 @@ class Run:
         try:
             write_atomically(self.encoder_file, data)
         except OSError as error:
-            raise InputError(
+            raise OutputError(
                 f"the encoder could not be written ({error.strerror}):"
-                f" {room(self.encoder_file, len(data))}; make room, then --resume writes it."
+                f" {room(self.encoder_file, len(data))}; checkpoints that were written are kept:"
+                " make room, then --resume writes it."
             ) from error
 
     def write_result(self, name: str, result: Mapping[str, Any]) -> Path:
@@ -208,6 +239,8 @@ class Run:
         """
         data = pack(tensors)
         try:
+            if not self.is_in_place():
+                raise FileNotFoundError(errno.ENOENT, "the run's folder was moved or replaced")
             write_checkpoint(self.checkpoints, step, data, facts, versions())
         except OSError as error:
             error.filename = room(self.checkpoints / f"step-{step:08d}.safetensors", len(data))
@@ -221,12 +254,19 @@ class Run:
     def _append(self, file: Path, line: Mapping[str, Any]) -> None:
         """Lines that a full disk does not take are kept, and tried again with the next."""
         self._unwritten.append((file, json.dumps(line)))
-        while self._unwritten:
+        while self._unwritten and self.is_in_place():
             try:
                 append_line(*self._unwritten[0])
             except OSError:
                 return
             self._unwritten.pop(0)
+
+
+def _overwrite(file: Path, data: bytes) -> None:
+    """A small file in its place, which needs no further room."""
+    with file.open("r+b", buffering=0) as out:
+        out.write(data)
+        out.truncate()
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:

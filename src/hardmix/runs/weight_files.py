@@ -1,8 +1,12 @@
 """Tensors by name from any weights file, without ever running code that is in it."""
 
+import pickletools
 import re
 import warnings
+import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +18,12 @@ from hardmix.errors import InputError
 
 NESTED = ("state_dict", "model_state_dict", "model")
 """Where checkpoints keep their weights."""
+MOST_GROWTH = 10_000_000
+"""Bytes by which an archive may grow when it is unpacked: the source code in TorchScript's does."""
+MOST_OPERATIONS = 2_000_000
+"""Of a pickle: each may take a hundred bytes of memory."""
+LEGACY_PICKLES = 5
+"""At the start of a file of torch before 1.6; raw numbers follow."""
 
 
 class Source(NamedTuple):
@@ -36,12 +46,57 @@ def read_weights(file: Path) -> Source:
         ) from error
     if start[8:9] == b"{":
         return read_safetensors(file)
+    _check_sizes(file, zipped=start.startswith(b"PK\x03\x04"))
     try:
         with warnings.catch_warnings(action="ignore"):
             content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # bytes that are no pickle raise nearly anything
         raise InputError(_why_not(file, start, str(error))) from error
     return _unwrap(file, content)
+
+
+def _check_sizes(file: Path, zipped: bool) -> None:
+    """Refuse what would fill the memory while it is read: torch.save compresses no tensors."""
+    if not zipped:
+        with file.open("rb") as opened:
+            _check_operations(file, _operations(opened, LEGACY_PICKLES))
+        return
+    try:
+        archive = zipfile.ZipFile(file)
+    except (zipfile.BadZipFile, OSError):
+        return  # torch says what is the matter
+    with archive:
+        records = archive.infolist()
+        held, there = sum(each.file_size for each in records), file.stat().st_size
+        if held > there + MOST_GROWTH:
+            raise InputError(
+                f"{file} has {there / 1e6:.1f} MB and holds {held / 1e6:.1f} MB in compressed form,"
+                " which no weights file does: save it again with torch.save."
+            )
+        for record in records:
+            if record.filename.endswith("data.pkl"):
+                with archive.open(record) as opened:
+                    _check_operations(file, _operations(opened, 1))
+
+
+def _operations(opened: Any, pickles: int) -> int:
+    """How many operations there are, as far as they can be read, and up to one too many."""
+    operations = chain.from_iterable(pickletools.genops(opened) for _ in range(pickles))
+    number = 0
+    with suppress(Exception):  # bytes that are no pickle raise nearly anything
+        for number, _ in enumerate(islice(operations, MOST_OPERATIONS + 1), start=1):  # noqa: B007
+            pass
+    return number
+
+
+def _check_operations(file: Path, number: int) -> None:
+    """Names and shapes are some thousands of operations; millions would fill the memory."""
+    if number > MOST_OPERATIONS:
+        raise InputError(
+            f"{file} needs more than {MOST_OPERATIONS} operations to be read, and names and shapes"
+            " of tensors far fewer: save it again as plain tensors, with"
+            " torch.save(model.state_dict())."
+        )
 
 
 def read_safetensors(file: Path) -> Source:

@@ -1,7 +1,6 @@
 """Which device and number format a run uses, and why: said at its start."""
 
 import contextlib
-import os
 from typing import NamedTuple
 
 import torch
@@ -23,13 +22,6 @@ class Compute(NamedTuple):
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Forward passes in bfloat16 where that was chosen; losses stay in float32."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16)
-
-
-def memory_of(device: torch.device) -> int:
-    """Bytes of memory that a device has in all."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def choose_compute(device: str = "auto", precision: Precision = "auto") -> Compute:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hardmix.analysis.analyze import compare
 from hardmix.analysis.figures.picture import save
-from hardmix.errors import InputError, LockedError, UnfinishedError
+from hardmix.errors import InputError, LockedError, OutputError, UnfinishedError
 from hardmix.report.page import write_page
 from hardmix.runs.folder import Run
 from hardmix.runs.reading import read_run, read_runs
@@ -148,7 +148,7 @@ def run_job(job: Job, plan: Plan, stop: StopRequest) -> list[Failure] | None:
     except NotYetError as error:
         say(f"{job.name} has to wait: {error}")
         return None
-    except UnfinishedError:
+    except (UnfinishedError, OutputError):  # a full disk costs the others too
         raise
     except Exception as error:  # one run must not cost the others
         failed["training"] = error
@@ -165,7 +165,7 @@ def evaluate_run(run: Run, job: Job, plan: Plan, stop: StopRequest) -> dict[str,
             continue
         try:
             evaluate(run, name, plan.options)
-        except (KeyboardInterrupt, UnfinishedError):
+        except (KeyboardInterrupt, UnfinishedError, OutputError):
             raise
         except Exception as error:  # the other evaluations do not depend on it
             failed[name] = error

@@ -15,16 +15,17 @@ from hardmix.data.changed_data import write_list
 from hardmix.data.datasets import ImageSet
 from hardmix.data.own_views import OWN_VIEWS, Pipeline
 from hardmix.data.workers import dead_workers_named
-from hardmix.errors import InputError, UnfinishedError
+from hardmix.errors import InputError, OutputError, UnfinishedError
 from hardmix.evaluation.features import extract
 from hardmix.evaluation.knn import knn_accuracy
 from hardmix.mixing.plans import Strategy
 from hardmix.runs.folder import OWN_TRUNK, Resume, Run, check_resumable
 from hardmix.runtime.atomic_files import locked_folder, remove_leftovers
-from hardmix.runtime.console import Meter, progress, say, warn
+from hardmix.runtime.console import Meter, progress, say
 from hardmix.runtime.distributed import (
     agree_on_max,
     broadcast,
+    broadcast_text,
     is_main,
     mean_over_ranks,
 )
@@ -50,6 +51,7 @@ from hardmix.training.state import (
     save_checkpoint,
 )
 from hardmix.training.step import take_step
+from hardmix.training.unsaved import GONE, end_if_gone
 
 
 def pretrain(
@@ -71,8 +73,9 @@ def pretrain(
     last three the config then says "own"; docs/extending.md), and `on_log` is called with every
     line of metrics.jsonl. With `resume` a stopped run goes on where its last checkpoint is, and a
     finished one with more epochs (App. C.1: the 800-epoch runs) from its end. SIGTERM, SIGINT and
-    SIGUSR1 save and raise `UnfinishedError`. Within torch.distributed every rank calls this, and
-    rank 0 writes.
+    SIGUSR1 save and raise `UnfinishedError`; where results could not be written, on a full disk,
+    `OutputError` is raised at the end. Within torch.distributed every rank calls this, and rank 0
+    writes.
     """
     if strategy is not None:
         config = replace(config, mix=replace(config.mix, strategy="own"))
@@ -91,8 +94,10 @@ def pretrain(
         with locked_folder(run.path), status_recorded(training), profiled as stopwatch:
             start(training, resume=again, allow_changed_data=allow_changed_data)
             train(training)
-            finish(training, None if trunk is None else OWN_TRUNK)
+            lost = finish(training, None if trunk is None else OWN_TRUNK)
             tell_profile(run, stopwatch)
+            if lost:
+                raise OutputError(lost)
     return run
 
 
@@ -136,6 +141,7 @@ def start(training: Training, *, resume: bool, allow_changed_data: bool = False)
     if not restored:
         training.method.prepare(training.loader)
     training.loader.prepare()
+    run.keep_place()
     run.set_status("running", step=training.step)
 
 
@@ -248,11 +254,13 @@ def measure_knn(training: Training, epoch: int) -> bool:
     return better
 
 
-def finish(training: Training, backbone: str | None) -> None:
-    """Write the encoder, and say what came out."""
-    run = training.run
+def finish(training: Training, backbone: str | None) -> str:
+    """Write the encoder, and say what came out; returns what could not be written, in words."""
+    run, summarized = training.run, True
+    end_if_gone(agree_on_max(0 if run.is_in_place() else GONE), run, training.step)
     run.write_encoder(training.method.trunk, training.config, backbone)
     try:
         summarize(training.config, run, training.step, training.seconds, training.loader.unreadable)
-    except OSError as error:
-        warn(f"{run.results} could not be written ({error.strerror}); the encoder is whole.")
+    except OSError:
+        summarized = False
+    return broadcast_text(training.saved.lost_end(run, summarized))

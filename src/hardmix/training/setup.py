@@ -16,8 +16,9 @@ from hardmix.mixing.plans import Strategy
 from hardmix.models.encoders import UNSPLIT_WARNING
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import warn
-from hardmix.runtime.device import choose_compute, memory_of
+from hardmix.runtime.device import choose_compute
 from hardmix.runtime.distributed import world_size
+from hardmix.runtime.memory import memory_of
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import DataConfig, PretrainConfig

@@ -8,6 +8,7 @@ rank 0 are saved and evaluated; training does not read them.
 import dataclasses
 import hashlib
 import json
+import shlex
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 from hardmix.data.batches import Batch, Loader
 from hardmix.data.changed_data import data_mark, describe_change
 from hardmix.data.datasets import ImageSet
-from hardmix.errors import InputError, UnfinishedError
+from hardmix.errors import InputError, OutputError, UnfinishedError
 from hardmix.methods.base import Method, StepOutcome
 from hardmix.runs.checkpoints import optimizer_tensors, restore_optimizer
 from hardmix.runs.folder import Run
@@ -46,6 +47,7 @@ from hardmix.training.nan_guard import (
     some,
 )
 from hardmix.training.optimizers import parameters_of
+from hardmix.training.unsaved import GONE, Saved, end_if_gone
 
 SAVE, STOP = 1, 2
 """What a rank may ask of all; the highest wins."""
@@ -84,22 +86,27 @@ class Training:
     """The checkpoint with the highest k-NN accuracy."""
     seconds: float = 0.0
     saved_at: float = field(default_factory=time.monotonic)
-    saved: bool = False
-    """Whether this process has said how long a checkpoint takes."""
+    saved: Saved = field(default_factory=Saved)
+    """What of it is on disk."""
 
 
 def pause(training: Training) -> None:
     """Between two steps: save or stop where the clock or a signal on any rank asks for it."""
     minutes = training.config.train.save_minutes
     due = bool(minutes) and time.monotonic() - training.saved_at > 60 * minutes and is_main()
-    wanted = agree_on_max(STOP if training.stop else SAVE if due else 0)
+    gone = GONE if not training.run.is_in_place() else 0
+    wanted = agree_on_max(gone or (STOP if training.stop else SAVE if due else 0))
+    end_if_gone(wanted, training.run, training.step)
     if wanted:
         save_checkpoint(training)
     if wanted == STOP:
         reason = training.stop.name or "a signal to another rank"
+        lost = broadcast_text(training.saved.lost_stop(training.run, training.step))
+        if lost:
+            raise OutputError(f"stopped by {reason}, but {lost}")
         raise UnfinishedError(
             f"stopped by {reason} after step {training.step}: hardmix pretrain"
-            f" --out {training.run.path} --resume goes on from there."
+            f" --out {shlex.quote(str(training.run.path))} --resume continues from there."
         )
 
 
@@ -118,15 +125,12 @@ def save_checkpoint(training: Training) -> None:
         started = time.monotonic()
         size = training.run.save_checkpoint(training.step, tensors, _facts(training))
     except OSError as error:
-        warn(
-            f"no checkpoint at step {training.step} ({error.strerror}): {error.filename}; the one"
-            " before it stays good, and training goes on."
-        )
+        training.saved.note_failure(training.step, error)
         return
-    if not training.saved:
+    if training.saved.step is None:
         seconds = time.monotonic() - started
         say(f"A checkpoint has {size / 1e6:.1f} MB and takes {seconds:.1f} s.")
-    training.saved = True
+    training.saved.note(training.step)
 
 
 def _facts(training: Training) -> dict[str, Any]:
@@ -179,6 +183,7 @@ def restore(training: Training, *, allow_changed_data: bool = False) -> bool:
     training.skipped, training.best = manifest.get("skipped", 0), manifest.get("best")
     if changed:
         _forget_numbers(training, steps)
+    training.saved.step = training.step
     training.run.forget_after(training.step, manifest.get("logs"))
     before = manifest.get("processes", 1)
     if before != world_size():

@@ -8,7 +8,6 @@ differ only in strides or pooling (timm's resnetblur50) need their name as `back
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from hardmix.runs.weight_files import Source, first_names, read_weights
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say, table
 from hardmix.settings.config import PretrainConfig
-from hardmix.settings.methods import MethodName
+from hardmix.settings.methods import METHOD_FACTS, MethodName
 from hardmix.settings.recipes import RECIPES
 from hardmix.weights.pixel_statistics import adapt_statistics
 from hardmix.weights.recognition import Fit, MocoParts, is_ours, moco_parts, recognise
@@ -75,7 +74,7 @@ def _config(
 ) -> PretrainConfig:
     method: MethodName = "moco-v1" if moco and moco.head == "linear" else "moco-v2"
     facts = source.facts if is_ours(source) else {}
-    method = next((known for known in get_args(MethodName) if known == facts.get("method")), method)
+    method = next((known for known in METHOD_FACTS if known == facts.get("method")), method)
     if image_size is None:
         small = fit.backbone == "small" or fit.backbone.endswith("-cifar")
         said = facts.get("image_size", "")
