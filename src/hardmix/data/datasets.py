@@ -7,8 +7,10 @@ archives can only be streamed: shards.py reads them.
 import difflib
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -41,6 +43,8 @@ PROBED = 20
 """Files that are tried when a set is opened; one of them must be readable."""
 HASHED = 4096
 """Images held in memory that a fingerprint looks at, at most."""
+LOOKED_AT, LOOKING = 1000, 16
+"""Files whose sizes are asked for at a time, and threads that ask."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,11 +312,35 @@ def _check_readable(images: ImageSet) -> None:
     ) from failures[0]
 
 
-def fingerprint(images: ImageSet) -> str:
+def file_sizes(images: ImageSet) -> Iterator[list[int]]:
+    """Bytes of every file, -1 where there is none, many at a time: one look at the disk for each.
+
+    By several threads: on a network disk each look is a journey.
+    """
+    files = images.files or ()
+    parts = [files[start : start + LOOKED_AT] for start in range(0, len(files), LOOKED_AT)]
+    with ThreadPoolExecutor(LOOKING) as threads:
+        yield from threads.map(_sizes_of, parts)
+
+
+def _sizes_of(files: Sequence[str]) -> list[int]:
+    sizes = []
+    for file in files:
+        try:
+            sizes.append(os.stat(file).st_size)
+        except (OSError, ValueError):  # gone, or a name that only the user's own `read` knows
+            sizes.append(-1)
+    return sizes
+
+
+def fingerprint(images: ImageSet, sizes: Iterable[int] | None = None) -> str:
     """16 hexadecimal digits that change with the data set, yet not when its folder is moved.
 
-    Of files the names and sizes count, of images in memory the bytes of some thousands.
+    Of files the names and sizes count, of images in memory the bytes of some thousands. `sizes`:
+    what `file_sizes` has found already.
     """
+    if sizes is None:
+        sizes = chain.from_iterable(file_sizes(images))
     digest = hashlib.sha256(f"{len(images)} {images.channels}".encode())
     if images.labels is not None:
         digest.update(images.labels.numpy().tobytes())
@@ -321,7 +349,6 @@ def fingerprint(images: ImageSet) -> str:
         digest.update(some.numpy().tobytes())
     files = images.files or ()
     start = len(os.path.commonpath(files)) if files else 0
-    for file in files:
-        size = os.path.getsize(file) if os.path.exists(file) else -1
+    for file, size in zip(files, sizes, strict=True):
         digest.update(os.fsencode(file[start:]) + b"\0%d\0" % size)
     return digest.hexdigest()[:16]

@@ -2,12 +2,15 @@
 
 Every function may be called without torch.distributed; tests and single-device runs then read the
 same as `torchrun`. Rank order is the order of rows everywhere. Tensors on GPUs travel by NCCL,
-others by gloo. How processes find each other, and leave, stands in rendezvous.py.
+others by gloo: by the default group where it takes both, else, as in a program that called
+`init_process_group("nccl")`, by a gloo group of our own. How processes find each other, and leave,
+stands in rendezvous.py.
 """
 
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed
@@ -16,6 +19,25 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hardmix.errors import InputError
+
+Part = TypeVar("Part")
+
+_gloo: dict[Any, Any] = {}
+"""For tensors on CPUs: our own group beside each default group that does not take them."""
+
+
+def group_for(device: torch.device) -> Any:
+    """The process group that takes tensors of this device; the first call is one of all ranks.
+
+    None is the default group, as torch.distributed has it.
+    """
+    default = torch.distributed.distributed_c10d._get_default_group()
+    if device.type != "cpu" or torch.device("cpu") in default._device_types:
+        return None
+    if default not in _gloo:
+        _gloo.clear()  # of a default group that is gone
+        _gloo[default] = torch.distributed.new_group(backend="gloo")
+    return _gloo[default]
 
 
 def world_size() -> int:
@@ -43,7 +65,7 @@ def gather(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_rows ..."]
         return tensor
     tensor = tensor.contiguous()
     everyone = tensor.new_empty(world_size() * len(tensor), *tensor.shape[1:])
-    torch.distributed.all_gather_into_tensor(everyone, tensor)
+    torch.distributed.all_gather_into_tensor(everyone, tensor, group=group_for(tensor.device))
     return everyone
 
 
@@ -64,7 +86,7 @@ def broadcast(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
     """Rank 0's values, written over this rank's in place; on one process nothing happens."""
     if world_size() > 1 and tensor.numel():
         values = tensor.contiguous()  # a copy where the memory is not: gloo sends plain blocks
-        torch.distributed.broadcast(values, src=0)
+        torch.distributed.broadcast(values, src=0, group=group_for(values.device))
         if values is not tensor:
             tensor.copy_(values)
     return tensor
@@ -99,8 +121,45 @@ def agree_on_max(value: int) -> int:
     if world_size() == 1:
         return value
     agreed = torch.tensor([value])
-    torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
+    highest = torch.distributed.ReduceOp.MAX
+    torch.distributed.all_reduce(agreed, highest, group=group_for(agreed.device))
     return int(agreed)
+
+
+def meet() -> None:
+    """Wait until all ranks are here, before a call between GPUs that would wait without end.
+
+    A process that died, or that raised an error, is noticed here at once: between CPUs.
+    """
+    agree_on_max(0)
+
+
+def while_main_works(parts: Iterable[Part]) -> list[Part]:
+    """Rank 0 goes through `parts`; the others get none and hear of each, so that none gives up."""
+    done: list[Part] = []
+    for part in parts if is_main() else ():
+        done.append(part)
+        agree_on_max(1)
+    while agree_on_max(0):
+        pass
+    return done
+
+
+@torch.no_grad()
+def add_up(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+    """The sum over all ranks, in place."""
+    if world_size() > 1:
+        torch.distributed.all_reduce(tensor, group=group_for(tensor.device))
+    return tensor
+
+
+def gather_objects(mine: Part) -> list[Part]:
+    """What every rank has, in rank order: anything that can be pickled, between CPUs."""
+    if world_size() == 1:
+        return [mine]
+    everyone: list[Any] = [None] * world_size()
+    torch.distributed.all_gather_object(everyone, mine, group=group_for(torch.device("cpu")))
+    return everyone
 
 
 def data_parallel(module: nn.Module, example: Shaped[Tensor, "batch ..."]) -> nn.Module:
@@ -129,7 +188,11 @@ def wrap(
     device_ids = [device.index] if device.type == "cuda" else None
     with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of torch 2.15's name
         return DistributedDataParallel(
-            module, device_ids, broadcast_buffers=False, find_unused_parameters=unused
+            module,
+            device_ids,
+            broadcast_buffers=False,
+            find_unused_parameters=unused,
+            process_group=group_for(device),
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hardmix.data.changed_data import write_list
+from hardmix.data.changed_data import record_data, write_list
 from hardmix.data.datasets import ImageSet, has_test, open_images
 from hardmix.data.own_views import OWN_VIEWS, Pipeline
 from hardmix.data.workers import dead_workers_named
@@ -29,6 +29,7 @@ from hardmix.runtime.distributed import (
     mean_over_ranks,
 )
 from hardmix.runtime.profile import end_step, profiling, start_steps
+from hardmix.runtime.rendezvous import losses_named
 from hardmix.runtime.signals import listening
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.schedules import shown_epochs
@@ -100,9 +101,12 @@ def pretrain(
 def status_recorded(training: Training) -> Iterator[None]:
     """status.json says how the run ended, but for a kill -9."""
     try:
-        yield
+        with losses_named():
+            yield
     except UnfinishedError as error:
-        training.run.set_status("stopped", step=training.step, reason=str(error))
+        failed = isinstance(error, InputError)  # another process has, with an error of its own
+        state = "failed" if failed else "stopped"
+        training.run.set_status(state, step=training.step, reason=str(error))
         raise
     except BaseException as error:
         why = f"{type(error).__name__}: {error}"
@@ -126,8 +130,10 @@ def start(training: Training, *, resume: bool, allow_changed_data: bool = False)
         elif is_main():
             Run.create(run.path, config)
         describe_start(config, training.images, training.compute, run)
+        training.data = record_data(training.images, config.data)
         restored = resume and restore(training, allow_changed_data=allow_changed_data)
-        write_list(run.images_file, training.images)
+        write_list(run.images_file, training.data)
+        training.data = training.data._replace(sizes=None)
         for metric_log in training.logs:
             metric_log.open(run, training.step)
             training.opened.append(metric_log)
@@ -144,7 +150,6 @@ def train(training: Training) -> None:
     epochs = config.train.last_epoch
     with progress(config.method, epochs * steps, training.step) as meter, dead_workers_named():
         for epoch in range(training.epoch, epochs):
-            pause(training)
             training.method.begin_epoch(epoch)
             if training.position < steps:  # else stopped while its accuracy was measured
                 train_epoch(training, epoch, meter)
@@ -164,6 +169,8 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
     started, images = time.perf_counter(), 0
     start_steps()
     for batch in loader.epoch(epoch, training.position):
+        # Here all processes have their images: one whose disk failed is noticed before a GPU waits.
+        pause(training)
         loss = take_step(training, batch, epoch)
         training.losses += [] if loss is None else [loss]
         training.step += 1
@@ -179,8 +186,6 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
             watch(line)
             meter.advance(training.step, progress_text(line, config))
             started, images = time.perf_counter(), 0
-        if not last:
-            pause(training)
         end_step()
 
 

@@ -17,7 +17,7 @@ from hardmix.models.encoders import UNSPLIT_WARNING
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import warn
 from hardmix.runtime.device import choose_compute
-from hardmix.runtime.distributed import world_size
+from hardmix.runtime.distributed import meet, world_size
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import DataConfig, PretrainConfig
@@ -59,6 +59,7 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
     )
     method = build_method(config, materials)
     method.to(compute.device).to(memory_format=torch.channels_last).train()
+    meet()  # a process that could not build its own is noticed before the others wait on GPUs
     method.distribute()
     return Training(
         config=config,
@@ -111,5 +112,14 @@ def check_data(config: PretrainConfig, images: ImageSet | None) -> None:
             f"train.queue_size={config.train.queue_size} reaches the {number} images: a query will"
             " meet older keys of its own image; set --train.exclude-same-image, or a smaller queue."
         )
-    if config.model.key_bn_splits == 1 and world_size() == 1:
+    splits = config.model.key_bn_splits
+    if splits == 1 and world_size() == 1:
         warn(UNSPLIT_WARNING)
+    if splits < world_size() and config.uses("model.key_bn_splits"):
+        warn(
+            f"model.key_bn_splits={splits} with {world_size()} processes: each process normalises"
+            f" its own keys, so there are {world_size()} groups of"
+            f" {config.train.batch_size // world_size()} keys, not {splits} of"
+            f" {config.train.batch_size // splits}; to say so, set model.key_bn_splits to"
+            f" {world_size()}."
+        )

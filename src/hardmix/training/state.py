@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hardmix.data.batches import Batch, Loader
-from hardmix.data.changed_data import data_mark, describe_change
+from hardmix.data.changed_data import DataRecord, describe_change
 from hardmix.data.datasets import ImageSet
 from hardmix.errors import InputError, UnfinishedError
 from hardmix.methods.base import Method, StepOutcome
@@ -66,6 +66,8 @@ class Training:
     stop: StopRequest
     opened: list[MetricLog] = field(default_factory=list)
     """Those of `logs` that have to be closed."""
+    data: DataRecord = field(default=DataRecord("", None))
+    """The images as they were when the run started."""
     step: int = 0
     epoch: int = 0
     """Epochs that are done, with all that is measured at their ends."""
@@ -137,7 +139,7 @@ def _facts(training: Training) -> dict[str, Any]:
         "keep": bool(keep) and training.position == 0 and training.epoch % keep == 0,
         "logs": training.run.log_lengths(),
         "seconds": training.seconds,
-        "data": data_mark(training.images, training.config.data),
+        "data": training.data.mark,
         "processes": world_size(),
         "config": dataclasses.asdict(training.config),
     }
@@ -179,10 +181,10 @@ def restore(training: Training, *, allow_changed_data: bool = False) -> bool:
 
 
 def _check_data(training: Training, manifest: dict[str, Any], allowed: bool) -> bool:
-    mark = data_mark(training.images, training.config.data)
+    mark = training.data.mark
     if manifest["data"] in (mark, mark.split()[0]):  # format 1 called all shards "shards"
         return False
-    change = describe_change(training.run.images_file, training.images)
+    change = broadcast_text(describe_change(training.run.images_file, training.data))
     said = f"the images have changed since the run was started: {change}"
     if not allowed:
         raise InputError(

@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.distributed
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hardmix.runtime.distributed import world_size
+from hardmix.runtime.distributed import add_up, world_size
 
 
 class SyncedBatchNorm2d(nn.BatchNorm2d):
@@ -63,8 +62,7 @@ class _MeanOverProcesses(torch.autograd.Function):
 
 def _mean(value: Tensor) -> Tensor:
     total = value.detach().clone(memory_format=torch.contiguous_format)
-    torch.distributed.all_reduce(total)
-    return total / world_size()
+    return add_up(total) / world_size()
 
 
 def mean_over_processes(value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -92,9 +90,7 @@ class _Sums:
     def write(self) -> None:
         """Mean and variance of the whole, of all processes, become the norm's own."""
         self._hook.remove()
-        if world_size() > 1:
-            torch.distributed.all_reduce(self.values)
-        count, total, squares = self.values
+        count, total, squares = add_up(self.values)
         mean = total / count
         assert self.norm.running_mean is not None
         assert self.norm.running_var is not None

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed
 
 from hardmix.data.workers import WorkerPool
 from hardmix.evaluation.detection.boxes import Size
@@ -23,7 +22,7 @@ from hardmix.evaluation.detection.samples import (
 from hardmix.evaluation.detection.transforms import DetectorInput, plain_input
 from hardmix.evaluation.detection.voc_eval import voc_ap
 from hardmix.runtime.console import progress
-from hardmix.runtime.distributed import rank, world_size
+from hardmix.runtime.distributed import gather_objects, rank, world_size
 from hardmix.settings.detection_options import DetectionTask
 
 Scores = dict[str, dict[str, float | None]]
@@ -47,10 +46,7 @@ def find_objects(
             found.append(find_in(detector, each, device))
             meter.advance(number)
     pool.close()
-    if world_size() == 1:
-        return found
-    everyone: list[list[FoundObjects]] = [[] for _ in range(world_size())]
-    torch.distributed.all_gather_object(everyone, found)
+    everyone = gather_objects(found)
     return [
         everyone[number % world_size()][number // world_size()] for number in range(len(images))
     ]
