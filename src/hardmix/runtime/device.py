@@ -1,9 +1,15 @@
-"""Which device and number format a run uses, and why: said at its start."""
+"""Which device and number format a run uses, and why: said at its start.
+
+What travels between host and device does so from pinned memory, and nobody waits for it: `send`
+there, `Late` back.
+"""
 
 import contextlib
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Shaped
+from torch import Tensor
 
 from hardmix.errors import InputError
 from hardmix.settings.config import Precision
@@ -45,3 +51,29 @@ def choose_compute(device: str = "auto", precision: Precision = "auto") -> Compu
     if torch.cpu._is_avx512_bf16_supported():
         return Compute(chosen, True, "bf16: this CPU has AVX512_BF16")
     return Compute(chosen, False, "fp32: this CPU has no units for bfloat16")
+
+
+def send(tensor: Shaped[Tensor, "..."], device: torch.device) -> Shaped[Tensor, "..."]:
+    """To a device, without waiting: a GPU copies from pinned memory while the program goes on."""
+    if tensor.device.type == device.type or device.type == "cpu":
+        return tensor.to(device)
+    pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
+    return pinned.to(device, non_blocking=True)
+
+
+class Late:
+    """Numbers on their way to the host: to be read later, when the GPU has long made them."""
+
+    def __init__(self, tensor: Shaped[Tensor, "..."]) -> None:
+        self._host, self._event = tensor.detach(), None
+        if tensor.device.type != "cpu":
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._host.copy_(tensor.detach(), non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> Shaped[Tensor, "..."]:
+        """On the host; waits where the device is not so far."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host
