@@ -34,6 +34,8 @@ class TrainingPosition(NamedTuple):
     epoch: int
     part: int = 0
     """Number of the part of its batch (train.accumulate)."""
+    described: bool = True
+    """Whether `describe` will be asked about this step; else its outcomes are dropped."""
 
 
 class Materials(NamedTuple):

@@ -24,10 +24,18 @@ class Compute(NamedTuple):
     """Whether forward passes are in bfloat16."""
     reason: str
     """Why, in words."""
+    fp16: bool = False
+    """Whether they are in float16, for which the loss has to be scaled."""
+
+    @property
+    def precision(self) -> str:
+        """As `train.precision` names it."""
+        return "bf16" if self.bf16 else "fp16" if self.fp16 else "fp32"
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Forward passes in bfloat16 where that was chosen; losses stay in float32."""
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16)
+        """Forward passes in half precision where that was chosen; losses stay in float32."""
+        half = torch.float16 if self.fp16 else torch.bfloat16
+        return torch.autocast(self.device.type, dtype=half, enabled=self.bf16 or self.fp16)
 
 
 def choose_compute(device: str = "auto", precision: Precision = "auto") -> Compute:
@@ -41,7 +49,8 @@ def choose_compute(device: str = "auto", precision: Precision = "auto") -> Compu
         reason = str(error).splitlines()[0]
         raise InputError(f"train.device={device} cannot be used here: {reason}") from error
     if precision != "auto":
-        return Compute(chosen, precision == "bf16", f"{precision}: asked for")
+        half = precision == "bf16", precision == "fp16"
+        return Compute(chosen, half[0], f"{precision}: asked for", half[1])
     if chosen.type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
         name = torch.cuda.get_device_name(chosen)
@@ -77,3 +86,9 @@ class Late:
         if self._event is not None:
             self._event.synchronize()
         return self._host
+
+
+def read_together(numbers: dict[str, Shaped[Tensor, ""]]) -> dict[str, float]:
+    """Numbers by name, all read from the device at once: it is waited for one time."""
+    values = torch.stack([each.float() for each in numbers.values()]).tolist()
+    return dict(zip(numbers, values, strict=True))

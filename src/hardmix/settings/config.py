@@ -54,7 +54,7 @@ Augmentation = Literal["moco-v1", "moco-v2", "plain"]
 Head = Literal["linear", "mlp"]
 OptimizerName = Literal["sgd", "lars", "adamw"]
 Schedule = Literal["cosine", "step"]
-Precision = Literal["auto", "fp32", "bf16"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
 OnNan = Literal["stop", "skip"]
 
 

@@ -48,6 +48,7 @@ from hardmix.training.state import (
     pause,
     restore,
     save_checkpoint,
+    settle,
 )
 from hardmix.training.step import take_step
 
@@ -177,7 +178,10 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
         training.position += 1
         images += config.train.batch_size
         last = training.position == loader.steps_per_epoch
-        if training.losses and (training.step % config.train.log_every == 0 or last):
+        described = last or training.step % config.train.log_every == 0
+        if described:
+            settle(training)
+        if described and training.losses:
             line = describe_steps(training, epoch)
             seconds = time.perf_counter() - started
             training.seconds += seconds

@@ -21,9 +21,10 @@ from hardmix.runtime.distributed import meet, world_size
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import DataConfig, PretrainConfig
+from hardmix.training.loss_scaler import LossScaler
 from hardmix.training.metric_logs import OnLog, open_logs
-from hardmix.training.nan_guard import BatchNormSnapshot
-from hardmix.training.optimizers import build_optimizer
+from hardmix.training.nan_guard import StepSnapshot, judged_late
+from hardmix.training.optimizers import build_optimizer, parameters_of
 from hardmix.training.state import Training
 
 
@@ -61,6 +62,8 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
     method.to(compute.device).to(memory_format=torch.channels_last).train()
     meet()  # a process that could not build its own is noticed before the others wait on GPUs
     method.distribute()
+    optimizer = build_optimizer(method.parameter_groups(), config.optimizer)
+    late = judged_late(compute.device)
     return Training(
         config=config,
         run=run,
@@ -69,8 +72,10 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
         images=images,
         loader=loader,
         method=method,
-        optimizer=build_optimizer(method.parameter_groups(), config.optimizer),
-        batch_norms=BatchNormSnapshot(method),
+        optimizer=optimizer,
+        snapshot=StepSnapshot(method, parameters_of(optimizer), late),
+        late=late,
+        scaler=LossScaler(compute.device) if compute.precision == "fp16" else None,
         stop=stop,
     )
 
