@@ -69,14 +69,17 @@ def plan_colours(
     rest = sent[size:].split([len(blurred), 6 * TURNS * n, n, n, n, more.numel()])
     jittered = int((first >= 0).sum())
     after = [int((first >= TURNS - turn).sum()) for turn in range(TURNS)]
+    sigma, affine, hue, grey, flip, along = rest
     return DeviceColours(
-        source,
-        place,
-        blurred,
-        rest[0],
-        rest[1].view(3, 2 * TURNS, n),
-        *rest[2:5],
-        rest[5].view(n, more.shape[1]),
+        source=source,
+        place=place,
+        blurred=blurred,
+        sigma=sigma,
+        affine=affine.view(3, 2 * TURNS, n),
+        hue=hue,
+        grey=grey,
+        flip=flip,
+        more=along.view(n, more.shape[1]),
         before=[int((first > turn).sum()) for turn in range(TURNS)],
         jittered=jittered,
         after=after if channels == 3 else [0, 0, jittered],

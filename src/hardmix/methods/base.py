@@ -97,6 +97,11 @@ class Method(nn.Module):
         """A network as a step calls it: its gradients are those of all processes."""
         return self._shared.get(name) or self.networks()[name]
 
+    def compile_parts(self, also_loss: bool) -> None:  # noqa: ARG002
+        """train.compile: let torch.compile translate the networks, and the loss where it can be."""
+        for network in self.networks().values():
+            network.compile()
+
     def parameter_groups(self) -> list[dict[str, Any]]:
         """What the optimizer moves, as torch's optimizers take it; "lr_factor" scales the rate."""
         networks = self.networks().values()

@@ -29,6 +29,7 @@ from hardmix.mixing.diagnostics import (
     similarity_histogram,
 )
 from hardmix.mixing.infonce import Contrast
+from hardmix.mixing.loss import MochiLoss
 from hardmix.mixing.plans import MixPlan
 from hardmix.mixing.queue import UNKNOWN, MemoryQueue, equal_and_known
 from hardmix.models.encoders import QueryKeyPair, ShuffledImages, build_encoder, encode_keys
@@ -67,6 +68,7 @@ class Moco(Method):
         start: QueueStart = "random" if train.queue_start == "random" else "empty"
         generator = torch.Generator().manual_seed(seed_of("queue", train.seed))
         self.memory = MemoryQueue(train.queue_size, model.dim, start=start, generator=generator)
+        self._contrast = _contrast
 
     @property
     def trunk(self) -> nn.Module:  # type: ignore[override]
@@ -76,6 +78,13 @@ class Moco(Method):
     def networks(self) -> dict[str, nn.Module]:
         """The query encoder; the key encoder follows by momentum."""
         return {"query": self.pair.query}
+
+    def compile_parts(self, also_loss: bool) -> None:
+        """Both encoders, and the loss."""
+        super().compile_parts(also_loss)
+        self.pair.key.compile()
+        if also_loss:
+            self._contrast = torch.compile(_contrast)
 
     def begin_step(self, at: TrainingPosition) -> None:  # noqa: ARG002
         """MoCo's Eq. 2, the key encoder's momentum; first, as in official MoCo."""
@@ -93,7 +102,8 @@ class Moco(Method):
             check_embeddings(query=query, key=key)
         with timed("loss"):
             exclude = self._exclude(part)
-            outcome, plan = self.mixing.loss(at.epoch).contrast(
+            outcome, plan = self._contrast(
+                self.mixing.loss(at.epoch),
                 query,
                 key,
                 self.memory,
@@ -217,3 +227,10 @@ class Moco(Method):
         seed = seed_of("shuffle", self.config.train.seed, at.step, at.part, 0)
         generator = torch.Generator().manual_seed(seed)
         return torch.randperm(number * world_size(), generator=generator)
+
+
+def _contrast(
+    loss: MochiLoss, *embeddings: Any, mix: bool, generator: torch.Generator
+) -> tuple[Contrast, MixPlan | None]:
+    """The loss as a step calls it: what train.compile=all translates."""
+    return loss.contrast(*embeddings, mix=mix, generator=generator)

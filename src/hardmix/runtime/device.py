@@ -5,7 +5,9 @@ there, `Late` back.
 """
 
 import contextlib
-from typing import NamedTuple
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Shaped
@@ -44,6 +46,10 @@ def choose_compute(device: str = "auto", precision: Precision = "auto") -> Compu
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         chosen = torch.device(device)
+        if chosen.type == "cuda":
+            if chosen.index is not None:  # else that of this process, which `joined` has set
+                torch.cuda.set_device(chosen)  # kernels of others' libraries go there too
+            chosen = torch.device("cuda", torch.cuda.current_device())
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
@@ -54,7 +60,8 @@ def choose_compute(device: str = "auto", precision: Precision = "auto") -> Compu
     if chosen.type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
         name = torch.cuda.get_device_name(chosen)
-        return Compute(chosen, fast, f"{'bf16' if fast else 'fp32'}: {name}")
+        hint = "" if fast else ", which has no bf16; --train.precision fp16 may be faster"
+        return Compute(chosen, fast, f"{'bf16' if fast else 'fp32'}: {name}{hint}")
     if torch.cpu._is_amx_tile_supported():
         return Compute(chosen, True, "bf16: this CPU has AMX")
     if torch.cpu._is_avx512_bf16_supported():
@@ -92,3 +99,45 @@ def read_together(numbers: dict[str, Shaped[Tensor, ""]]) -> dict[str, float]:
     """Numbers by name, all read from the device at once: it is waited for one time."""
     values = torch.stack([each.float() for each in numbers.values()]).tolist()
     return dict(zip(numbers, values, strict=True))
+
+
+@contextlib.contextmanager
+def algorithms_chosen(device: torch.device, deterministic: bool) -> Iterator[None]:
+    """Within, convolutions by the fastest algorithm, or all by those that repeat their bits.
+
+    What has no such algorithm warns when it runs. Afterwards all is as it was.
+    """
+    if device.type == "cpu" and not deterministic:
+        yield
+        return
+    cudnn: Any = torch.backends.cudnn
+    memory: Any = torch.utils.deterministic
+    before = (
+        cudnn.benchmark,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        memory.fill_uninitialized_memory,
+    )
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats with this alone
+    cudnn.benchmark = not deterministic
+    if deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        memory.fill_uninitialized_memory = False  # nothing here reads memory before it is written
+    try:
+        yield
+    finally:
+        cudnn.benchmark, memory.fill_uninitialized_memory = before[0], before[3]
+        torch.use_deterministic_algorithms(before[1], warn_only=before[2])
+
+
+def describe_device(device: torch.device, deterministic: bool) -> str:
+    """Where a run computes, and what is left to the GPU's libraries."""
+    repeats = "deterministic algorithms where there are any" if deterministic else ""
+    if device.type == "cpu":
+        return ", ".join(filter(None, [f"cpu, {torch.get_num_threads()} threads", repeats]))
+    rounded = {
+        "convolutions": torch.backends.cudnn.allow_tf32,
+        "matrix products": torch.backends.cuda.matmul.allow_tf32,
+    }
+    tf32 = " and ".join(name for name, used in rounded.items() if used) or "nothing"
+    return f"{device}, {repeats or 'cudnn.benchmark'}, TF32 in {tf32} of float32"

@@ -56,6 +56,8 @@ OptimizerName = Literal["sgd", "lars", "adamw"]
 Schedule = Literal["cosine", "step"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 OnNan = Literal["stop", "skip"]
+Compiled = Literal["no", "encoders", "all"]
+"""What torch.compile translates: nothing, the encoders, or the loss too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,9 +217,15 @@ class TrainConfig:
     seed: int = setting(0, label="seed {}")
     """Of all that is random: weights, queue, order, views and mixing."""
     precision: Precision = "auto"
-    """bf16 where the processor is fast at it, else fp32."""
+    """bf16 where the processor is fast at it, else fp32. fp16, with a scaled loss, is for GPUs
+    without bf16."""
     device: str = setting("auto", resume=True, identity=False)
-    """cuda where there is one, else cpu."""
+    """cuda where there is one, else cpu; cuda:1 is the second GPU."""
+    compile: Compiled = setting("no", resume=True, identity=False)
+    """What torch.compile translates. Minutes at the start; pays on GPUs, not on CPUs."""
+    deterministic: bool = setting(False, resume=True, identity=False)
+    """PyTorch's deterministic algorithms, for equal bits on equal GPUs; slower. A CPU's bits are
+    equal without it."""
     log_every: int = setting(50, resume=True, identity=False)
     """Steps between two lines of metrics.jsonl."""
     knn_every: int = setting(10, resume=True, identity=False)

@@ -22,6 +22,7 @@ from hardmix.mixing.plans import Strategy
 from hardmix.runs.folder import OWN_TRUNK, Resume, Run, check_resumable
 from hardmix.runtime.atomic_files import locked_folder, remove_leftovers
 from hardmix.runtime.console import Meter, progress, say, warn
+from hardmix.runtime.device import algorithms_chosen
 from hardmix.runtime.distributed import (
     agree_on_max,
     broadcast,
@@ -89,8 +90,10 @@ def pretrain(
     again = bool(agree_on_max(int(is_main() and run.resumes(resume))))
     with listening() as stop:
         training = prepare(config, run, own, stop)
-        profiled = profiling(config.train.profile, training.compute.device)
-        with locked_folder(run.path), status_recorded(training), profiled as stopwatch:
+        device = training.compute.device
+        profiled = profiling(config.train.profile, device)
+        chosen = algorithms_chosen(device, config.train.deterministic)
+        with locked_folder(run.path), status_recorded(training), chosen, profiled as stopwatch:
             start(training, resume=again, allow_changed_data=allow_changed_data)
             train(training)
             finish(training, None if trunk is None else OWN_TRUNK)
@@ -232,7 +235,7 @@ def measure_knn(training: Training, epoch: int) -> bool:
     for buffer in trunk.buffers():  # rank 0's statistics are those that are saved
         broadcast(buffer)
     options: dict[str, Any] = {
-        "compute": training.compute,
+        "compute": training.compute._replace(bf16=False, fp16=False),  # as `hardmix knn` does
         "title": "k-NN features",
         "between": partial(pause, training),
     }

@@ -60,6 +60,8 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
     )
     method = build_method(config, materials)
     method.to(compute.device).to(memory_format=torch.channels_last).train()
+    if config.train.compile != "no":
+        method.compile_parts(also_loss=config.train.compile == "all")
     meet()  # a process that could not build its own is noticed before the others wait on GPUs
     method.distribute()
     optimizer = build_optimizer(method.parameter_groups(), config.optimizer)

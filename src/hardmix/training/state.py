@@ -21,7 +21,7 @@ from hardmix.data.changed_data import DataRecord, describe_change
 from hardmix.data.datasets import ImageSet
 from hardmix.errors import InputError, UnfinishedError
 from hardmix.methods.base import Method, StepOutcome
-from hardmix.runs.checkpoints import optimizer_tensors, restore_optimizer
+from hardmix.runs.checkpoints import optimizer_tensors, share_optimizer
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import say, warn
 from hardmix.runtime.device import Compute
@@ -230,18 +230,13 @@ def _load_method(training: Training, tensors: dict[str, Tensor]) -> None:
 def _load_optimizer(training: Training, tensors: dict[str, Tensor]) -> None:
     prefix = "optimizer."
     saved = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-    shapes = json.loads(broadcast_text(json.dumps({k: list(v.shape) for k, v in saved.items()})))
-    if not is_main():
-        saved = {name: torch.zeros(shape) for name, shape in shapes.items()}
     try:
-        restore_optimizer(training.optimizer, saved)
+        share_optimizer(training.optimizer, saved)
     except (IndexError, RuntimeError) as error:
         raise InputError(
             f"the checkpoint in {training.run.checkpoints} does not fit the optimizer: resume with"
             " the network and optimizer it was trained with."
         ) from error
-    for value in optimizer_tensors(training.optimizer).values():
-        broadcast(value)
 
 
 def _load_losses(training: Training, tensors: dict[str, Tensor]) -> None:

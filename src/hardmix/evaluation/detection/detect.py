@@ -41,7 +41,7 @@ from hardmix.runs.weight_files import read_weights
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import progress, say, table, warn
 from hardmix.runtime.device import choose_compute
-from hardmix.runtime.distributed import is_main
+from hardmix.runtime.distributed import broadcast_text, is_main, meet
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.detection_options import DetectionConfig
 
@@ -182,19 +182,23 @@ def run_trial(
 ) -> dict[str, Any]:
     """One detector, trained and tested; what is already done is not repeated."""
     file = folder / "result.json"
-    if file.exists():
-        finished: dict[str, Any] = json.loads(file.read_text())
+    done = broadcast_text(file.read_text() if is_main() and file.exists() else "")
+    if done:
+        finished: dict[str, Any] = json.loads(done)
         say(f"{folder.name} is finished: {_headline(finished['scores'])}")
         return finished
-    folder.mkdir(parents=True, exist_ok=True)
+    if is_main():
+        folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    device = choose_compute(config.device).device
+    compute = choose_compute(config.device, config.precision)
+    device = compute.device
     torch.manual_seed(seed_of("detector's heads", seed))
-    detector = build_detector(trunk, len(splits.train.classes), config).to(device)
+    detector = build_detector(trunk, len(splits.train.classes), config, device)
     optimizer = build_optimizer(detector, config)
     training = DetectorTraining(
-        config, seed, splits.train, Run(folder), detector, optimizer, device
+        config, seed, splits.train, Run(folder), detector, optimizer, compute
     )
+    meet()
     restore(training)
     batches = Batches(splits.train, config, seed, device)
     curve = train(training, batches, splits, root)
@@ -236,7 +240,7 @@ def test(
     """AP on the test images, and what was found in them."""
     config = training.config
     found = find_objects(
-        training.detector, splits.test.images, config.test_side, config.workers, training.device
+        training.detector, splits.test.images, config.test_side, config.workers, training.compute
     )
     return score(config.task, splits.test, found, root), found
 
