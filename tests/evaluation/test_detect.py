@@ -40,6 +40,7 @@ from hardmix.evaluation.detection.voc_data import open_voc
 from hardmix.models.backbones import build_backbone
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import progress
+from hardmix.runtime.device import choose_compute
 from hardmix.runtime.distributed import rank
 from hardmix.settings.detection_options import SCHEDULES, DetectionConfig, schedule_of, with_batch
 from hardmix.settings.recipes import RECIPES
@@ -48,6 +49,7 @@ from ranks import in_two_processes
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 CPU = torch.device("cpu")
+FP32 = choose_compute("cpu", "fp32")
 TINY = {
     "iterations": 4,
     "milestones": (3,),
@@ -130,7 +132,7 @@ def new_training(cells: Path, folder: Path, config: DetectionConfig) -> Detector
     folder.mkdir(parents=True, exist_ok=True)
     optimizer = build_optimizer(detector, config)
     data = open_voc(cells).train
-    return DetectorTraining(config, 0, data, Run(folder), detector, optimizer, CPU)
+    return DetectorTraining(config, 0, data, Run(folder), detector, optimizer, FP32)
 
 
 def steps(training: DetectorTraining, stop: int) -> None:
@@ -239,6 +241,36 @@ def test_on_one_process_synchronised_batch_norm_is_batch_norm_to_the_bit():
     assert torch.equal(plain.running_var, synced[0].running_var)
 
 
+@pytest.mark.parametrize(
+    ("device", "kind"), [("cpu", SyncedBatchNorm2d), ("cuda", nn.SyncBatchNorm)]
+)
+def test_batch_norm_is_synchronised_as_the_device_can(device, kind):
+    """Torch's own refuses tensors on CPUs; on GPUs ours would make two calls and wait for each."""
+    module = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sequential(nn.BatchNorm2d(3)))
+    state = module.state_dict()
+    synced = synchronised(module, torch.device(device))
+    assert type(synced[1][0]) is kind
+    assert synced.state_dict().keys() == state.keys()
+    config = tiny()
+    groups = build_optimizer(synced, config).param_groups
+    assert [len(group["params"]) for group in groups] == [2, 2]
+    assert [group["weight_decay"] for group in groups] == [config.weight_decay, 0.0]
+
+
+def test_a_detector_is_trained_and_tested_in_bfloat16_where_asked_for(cells, tmp_path):
+    """Forward passes are; boxes, scores and losses are float32."""
+    seen = []
+    training = new_training(cells, tmp_path / "trial", tiny())
+    training.compute = choose_compute("cpu", "bf16")
+    training.detector.trunk.register_forward_hook(lambda *each: seen.append(each[2].dtype))
+    training.detector.rpn.register_forward_hook(lambda *each: seen.append(each[2].deltas.dtype))
+    steps(training, 1)
+    assert seen == [torch.bfloat16, torch.float32]
+    found = find_objects(training.detector, open_voc(cells).test.images, 64, 0, training.compute)
+    assert seen[2:4] == [torch.bfloat16, torch.float32]
+    assert all(each.scores.dtype == np.float32 for each in found)
+
+
 def test_precise_statistics_are_those_of_all_batches_by_their_size():
     norm = nn.BatchNorm2d(3)
 
@@ -304,7 +336,7 @@ def test_images_of_one_pixel_are_trained_on_and_tested(tmp_path):
     voc_lists(root, train=["a"], test=["b"])
     training = new_training(root, tmp_path / "trial", tiny())
     steps(training, 2)
-    found = find_objects(training.detector, open_voc(root).test.images, 64, 0, CPU)
+    found = find_objects(training.detector, open_voc(root).test.images, 64, 0, FP32)
     assert np.isfinite(found[0].boxes).all()
 
 
@@ -320,12 +352,12 @@ def test_it_learns_a_few_images_of_coco_by_heart(shared, tmp_path):  # noqa: F81
     detector = build_detector(very_narrow(), len(data.classes), config)
     (tmp_path / "trial").mkdir()
     optimizer = build_optimizer(detector, config)
-    training = DetectorTraining(config, 0, data, Run(tmp_path / "trial"), detector, optimizer, CPU)
+    training = DetectorTraining(config, 0, data, Run(tmp_path / "trial"), detector, optimizer, FP32)
     batches = Batches(data, config, 0, CPU)
     with progress("test", 120) as meter:
         train_until(training, 120, batches, meter)
     precise_statistics(training, batches)
-    found = find_objects(detector, data.images, 128, 0, CPU)
+    found = find_objects(detector, data.images, 128, 0, FP32)
     scores = score("coco", data, found, root)
     assert scores["COCO box"]["ap50"] > 0.6
     assert scores["COCO mask"]["ap50"] > 0.4

@@ -13,7 +13,14 @@ from hardmix.models.encoders import (
     shuffle_across,
     split_batch_norm,
 )
-from hardmix.runtime.distributed import broadcast, gather, is_main, rank, world_size
+from hardmix.runtime.distributed import (
+    broadcast,
+    gather,
+    gather_batch,
+    is_main,
+    rank,
+    world_size,
+)
 from ranks import in_two_processes
 
 
@@ -58,6 +65,14 @@ def check_gather_is_in_rank_order(number):
     assert gather(images)[:, 0, 0, 0].tolist() == [0, 0, 1, 1]
     trained = torch.ones(1, requires_grad=True) * 2
     assert not gather(trained).requires_grad
+    keys = torch.arange(8.0).view(4, 2) + 8 * number
+    keys[0, 0] = torch.nan
+    ids = torch.arange(4) + 4 * number
+    both = gather_batch(2, keys, ids, ids.bool())
+    assert both[1].tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
+    assert both[0].dtype == torch.float32
+    assert both[0][1:, 1].tolist() == [3, 9, 11, 5, 7, 13, 15]
+    assert both[2].tolist() == [False] + [True] * 7
 
 
 def check_broadcast_is_rank_0s(number):
@@ -73,6 +88,9 @@ def check_shuffle_round_trip(number):
     both = gather(permutation).view(2, 8)
     assert both[0].equal(both[1])
     mine = images_of_all().chunk(2)[number]
+    for order in (permutation, torch.arange(8), torch.arange(8).flip(0)):
+        gathered = gather(mine)[order[4 * number : 4 * number + 4]]
+        assert shuffle_across(mine, order).equal(gathered)
     shuffled = shuffle_across(mine, permutation)
     assert shuffled.equal(images_of_all()[permutation].chunk(2)[number])
     assert shuffle_across(shuffled, permutation.argsort()).equal(mine)

@@ -12,14 +12,18 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torch import Tensor
 
 import hardmix.training.pretrain as loop
 from hardmix.errors import InputError
 from hardmix.evaluation.features import load_encoder
+from hardmix.runs.checkpoints import optimizer_tensors
 from hardmix.runs.folder import Run
 from hardmix.settings.config import PretrainConfig
+from hardmix.training import loss_scaler, setup
 from hardmix.training.optimizers import parameters_of
 from hardmix.training.pretrain import pretrain
+from hardmix.training.state import settle
 from ranks import lines_of, start, state_of, tiny, wait
 
 
@@ -212,6 +216,90 @@ def test_steps_that_are_no_numbers_can_be_skipped(what, tmp_path, monkeypatch, c
     assert all(bool(value.isfinite().all()) for value in newest.values())
     assert all(line["loss"] == line["loss"] for line in run.metrics() if "loss" in line)
     assert len(list(run.path.glob("nan-step-*"))) == 3
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "lars", "adamw"])
+def test_a_verdict_that_is_read_a_step_later_skips_the_same_steps(optimizer, tmp_path, monkeypatch):
+    """As on a GPU: the optimizer acts on the flag, the rest of the step is undone in the next."""
+    options = {"optimizer": {"name": optimizer, "lr": 0.01}}
+    config = tiny(train={"on_nan": "skip", "log_every": 1, "knn_every": 0}, **options)
+    poison(monkeypatch, {0, 3, 4, 11}, "gradients")
+    pretrain(config, tmp_path / "at once")
+    monkeypatch.setattr(setup, "judged_late", lambda _: True)
+    pretrain(config, tmp_path / "late every step")
+    pretrain(tiny(train={"on_nan": "skip", "knn_every": 0}, **options), tmp_path / "late")
+    newest = [
+        sorted((tmp_path / name / "checkpoints").glob("*.safetensors"))[-1].read_bytes()
+        for name in ("at once", "late every step", "late")
+    ]
+    assert newest[0] == newest[1] == newest[2]
+    assert len(list((tmp_path / "late").glob("nan-step-*"))) == 3
+
+
+def test_a_late_verdict_stops_with_the_step_and_its_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(setup, "judged_late", lambda _: True)
+    poison(monkeypatch, {8}, "gradients")
+    words = r"step 8 is not applied: gradients hold NaN.* Its images: shapes\[\d+\], .*nan-step-8"
+    with pytest.raises(InputError, match=words):
+        pretrain(tiny(), tmp_path / "run")
+    monkeypatch.undo()
+    pretrain(tiny(), tmp_path / "run", resume=True)
+    pretrain(tiny(), tmp_path / "whole")
+    assert state_of(tmp_path / "run") == state_of(tmp_path / "whole")
+
+
+def test_no_checkpoint_holds_a_step_that_was_not_judged(tmp_path, monkeypatch):
+    """The last step before a save is broken: it is undone before the save."""
+    monkeypatch.setattr(setup, "judged_late", lambda _: True)
+    poison(monkeypatch, {5, 11}, "gradients")
+    run = pretrain(tiny(train={"on_nan": "skip", "knn_every": 0}), tmp_path / "run")
+    for file in run.checkpoints.glob("*.safetensors"):
+        assert all(bool(each.isfinite().all()) for each in load_file(file).values())
+        facts = json.loads(file.with_suffix(".json").read_text())
+        assert facts["skipped"] == 1
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_skipped_step_changes_nothing(late, tmp_path, monkeypatch):
+    monkeypatch.setattr(setup, "judged_late", lambda _: late)
+    take_step, seen = loop.take_step, []
+
+    def state(training):
+        tensors = {f"method.{k}": v for k, v in training.method.state_dict().items()}
+        tensors |= optimizer_tensors(training.optimizer)
+        return {name: each.clone() for name, each in tensors.items() if isinstance(each, Tensor)}
+
+    def noted(training, batch, epoch):
+        if training.step != 7:
+            return take_step(training, batch, epoch)
+        settle(training)
+        before = state(training)
+        hook = parameters_of(training.optimizer)[0].register_hook(lambda grad: grad * torch.inf)
+        loss = take_step(training, batch, epoch)
+        hook.remove()
+        settle(training)
+        after = state(training)
+        seen.extend(name for name in before if not torch.equal(before[name], after[name]))
+        seen.append(len(before))
+        return loss
+
+    monkeypatch.setattr(loop, "take_step", noted)
+    pretrain(tiny(train={"on_nan": "skip", "knn_every": 0}), tmp_path / "run")
+    assert len(seen) == 1
+
+
+def test_an_overflow_of_half_precision_is_no_fault(tmp_path, monkeypatch, capfd):
+    """fp16: the scale starts so high that gradients overflow; it is halved until they do not."""
+    monkeypatch.setattr(loss_scaler, "START", 2.0**40)
+    config = tiny(train={"precision": "fp16", "knn_every": 0, "epochs": 4})
+    run = pretrain(config, tmp_path / "run")
+    assert "is not applied" not in capfd.readouterr().err
+    newest = load_file(sorted(run.checkpoints.glob("*.safetensors"))[-1])
+    assert 2.0**10 < float(newest["scaler.scale"]) < 2.0**40
+    assert all(bool(value.isfinite().all()) for value in newest.values())
+    poison(monkeypatch, {26}, "images")
+    with pytest.raises(InputError, match="step 26 is not applied"):
+        pretrain(tiny(train=config.train.__dict__ | {"epochs": 5}), run.path, resume=True)
 
 
 def test_a_run_that_only_skips_has_diverged_and_stops(tmp_path, monkeypatch):

@@ -13,10 +13,13 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+import hardmix.training.pretrain as loop
 from hardmix.commands import main as cli
 from hardmix.data.datasets import open_images
+from hardmix.data.loading import ViewLoader
 from hardmix.errors import InputError
 from hardmix.evaluation.features import extract
+from hardmix.methods.base import Method
 from hardmix.mixing.plans import HardestNegatives, RowsGenerator, draw
 from hardmix.runtime.device import choose_compute
 from hardmix.runtime.distributed import gather_uneven, one_process_only
@@ -139,8 +142,56 @@ def fail_on_rank_1(out):
 
 def test_what_one_rank_says_reaches_the_user_with_its_rank(tmp_path):
     statuses = wait(start(fail_on_rank_1, tmp_path / "run", output=tmp_path / "log"))
-    assert statuses == [75, 2]
+    assert statuses == [2, 2]  # to resume would fail again
     assert "rank 1 stopped: the disk of this node is gone" in (tmp_path / "log-0").read_text()
+
+
+def note_calls(module, name, file):
+    """Have a function write a line to a file whenever it is called."""
+    function = getattr(module, name)
+
+    def noted(*arguments, **options):
+        if torch.distributed.get_rank() == 0:
+            with file.open("a") as out:
+                out.write(f"{name}\n")
+        return function(*arguments, **options)
+
+    setattr(module, name, noted)
+
+
+def lose_a_disk(config, out, calls):
+    """Rank 1 cannot read its third batch."""
+    note_calls(loop, "take_step", calls)
+    epoch = ViewLoader.epoch
+
+    def broken(self, *arguments):
+        for number, batch in enumerate(epoch(self, *arguments)):
+            if number == 2 and torch.distributed.get_rank() == 1:
+                raise InputError("no such file")
+            yield batch
+
+    ViewLoader.epoch = broken
+    pretrain(config, out)
+
+
+def lack_a_data_set(config, out, calls):
+    """Rank 1 does not find the images."""
+    note_calls(Method, "distribute", calls)
+    if torch.distributed.get_rank() == 1:
+        config = tiny(data={"name": "folder", "root": str(out / "nowhere")})
+    pretrain(config, out)
+
+
+@pytest.mark.parametrize(("job", "calls"), [(lose_a_disk, 2), (lack_a_data_set, 0)])
+def test_a_rank_that_fails_is_noticed_before_the_others_wait_on_gpus(job, calls, tmp_path):
+    noted, log = tmp_path / "calls", tmp_path / "log"
+    noted.touch()
+    assert wait(start(job, tiny(), tmp_path / "run", noted, output=log)) == [2, 2]
+    assert len(noted.read_text().split()) == calls
+    assert "rank 1 stopped: " in (tmp_path / "log-0").read_text()
+    status = tmp_path / "run" / "status.json"
+    if status.exists():
+        assert json.loads(status.read_text())["state"] == "failed"
 
 
 def test_a_rank_that_never_comes_is_named(tmp_path):
@@ -171,6 +222,10 @@ def test_a_rank_that_is_killed_ends_the_other_which_names_it(victim, tmp_path):
     assert statuses[victim] == -signal.SIGKILL
     assert statuses[1 - victim] == 75
     assert f"rank {victim} on" in (tmp_path / f"log-{1 - victim}").read_text()
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    if victim == 1:  # else nobody is left who has the folder
+        assert status["state"] == "stopped"
+        assert "rank 1 on" in status["reason"]
 
 
 def test_torchrun_starts_a_killed_rank_again_and_it_goes_on(tmp_path):

@@ -75,7 +75,7 @@ def measure_run(run: Run, data: DataConfig | None = None) -> MeasuredRun:
     data = data or config.data
     encoder = load_encoder(run.path)
     split, images = _evaluation_images(data, config.train.seed)
-    compute = choose_compute(config.train.device, config.train.precision)
+    compute = choose_compute(config.train.device, "fp32")
     encoder.to(compute.device).to(memory_format=torch.channels_last)
     features = extract(encoder, images, data, compute=compute, title="evaluation features")
     measured, unmeasured = measure(features)

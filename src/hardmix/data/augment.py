@@ -2,7 +2,7 @@
 
 Parameters are drawn first (`view_parameters`), then whole batches are transformed. A random resized
 crop comes first, the colours follow, so that a worker process can crop what it has decoded and a
-GPU does the rest.
+GPU does the rest (`device_colours`: the same in few launches).
 """
 
 import math
@@ -17,6 +17,7 @@ from torch.nn.functional import interpolate
 from torchvision.transforms.v2 import functional
 
 from hardmix.data import image_ops
+from hardmix.data.device_colours import DeviceColours, apply_colours_, plan_colours
 from hardmix.data.image_ops import CropBoxes, normalise, resized_crops
 from hardmix.data.small_crops import crop_equals
 from hardmix.data.view_parameters import (
@@ -59,7 +60,7 @@ def colour_stages(
     """
 
     def adjust(operation: Callable[[Tensor, Tensor], None], factor: Tensor) -> Operation:
-        return lambda images, rows: operation(images, factor[rows].to(images.device))
+        return lambda images, rows: operation(images, factor[rows])
 
     p = parameters
     adjustments = [
@@ -83,13 +84,13 @@ def colour_stages(
 
 def _apply_(stages: list[Stage], images: Tensor, first: int) -> Tensor:
     """Colour samples from row `first` of the stages on; what was given is used up."""
-    way = _one_by_one if _alone(images.shape[1:], images.device) else _in_groups
+    way = _one_by_one if _alone(images.shape[1:]) else _in_groups
     return way(stages, images, first)
 
 
-def _alone(shape: Sequence[int], device: torch.device) -> bool:
+def _alone(shape: Sequence[int]) -> bool:
     """Whether images are worked on one at a time: small ones would take longer to call for."""
-    return device.type == "cpu" and math.prod(shape) >= ALONE
+    return math.prod(shape) >= ALONE
 
 
 def _one_by_one(stages: list[Stage], images: Tensor, first: int) -> Tensor:
@@ -108,7 +109,7 @@ def _in_groups(stages: list[Stage], images: Tensor, first: int) -> Tensor:
     for choices, operations in stages:
         choice = choices[first : first + len(images)]
         rows = choice.argsort()
-        images = images.index_select(0, place[rows].to(images.device))
+        images = images.index_select(0, place[rows])
         place[rows] = torch.arange(len(rows))
         counts = torch.bincount(choice, minlength=len(operations)).tolist()
         start = 0
@@ -117,7 +118,7 @@ def _in_groups(stages: list[Stage], images: Tensor, first: int) -> Tensor:
             if count:
                 operation(images[part], rows[part] + first)
             start += count
-    return images.index_select(0, place.to(images.device))
+    return images.index_select(0, place)
 
 
 Views = tuple[Float32[Tensor, "batch channels size size"], ...]
@@ -134,15 +135,19 @@ def make_views(
 ) -> Views:
     """The views of images of one size, on their device; by (seed, epoch, id, view) alone."""
     height, width = (torch.full((views * len(ids),), side) for side in images.shape[2:])
-    draws = draw_views(ids, seed, epoch, CROP_DRAWS, views)
-    boxes = draw_crops(draws, height, width, config.min_scale)
+    draws = draw_views(ids, seed, epoch, CROP_DRAWS + COLOUR_DRAWS, views)
+    boxes = draw_crops(draws[:, :CROP_DRAWS], height, width, config.min_scale)
+    if images.device.type != "cpu":
+        plan = _plan(draws, config, images.device, torch.stack(boxes, dim=1))
+        some = images.index_select(0, plan.source.remainder(len(ids)))
+        crops = resized_crops(some, CropBoxes(*plan.more.unbind(dim=1)), config.image_size)
+        return _on_device(crops, plan, config, views)
 
     def crop(rows: slice) -> Tensor:
-        numbers = torch.arange(views * len(ids))[rows] % len(ids)
-        some = images.index_select(0, numbers.to(images.device))
+        some = images.index_select(0, torch.arange(views * len(ids))[rows] % len(ids))
         return resized_crops(some, CropBoxes(*(side[rows] for side in boxes)), config.image_size)
 
-    return _coloured(crop, images.device, ids, config, seed, epoch, views)
+    return _coloured(crop, draws, config, views)
 
 
 def crop_views(
@@ -197,33 +202,44 @@ def colour_views(
 ) -> Views:
     """The second half, for a batch of what `crop_views` gave; into `out`, if there is one."""
     flat = crops.flatten(0, 1)
+    draws = draw_views(ids, seed, epoch, CROP_DRAWS + COLOUR_DRAWS, len(crops))
+    if crops.device.type != "cpu":
+        plan = _plan(draws, config, crops.device, torch.empty(len(draws), 0))
+        some = flat.index_select(0, plan.source).float().div_(255)
+        return _on_device(some, plan, config, len(crops))
 
     def crop(rows: slice) -> Tensor:
         return flat[rows].float().div_(255)
 
-    return _coloured(crop, crops.device, ids, config, seed, epoch, len(crops), out)
+    return _coloured(crop, draws, config, len(crops), out)
+
+
+def _plan(draws: Tensor, config: DataConfig, device: torch.device, more: Tensor) -> DeviceColours:
+    parameters = draw_colours(draws[:, CROP_DRAWS:], config.augmentation, config.blur)
+    return plan_colours(parameters, config.channels, device, more.float())
+
+
+def _on_device(crops: Tensor, plan: DeviceColours, config: DataConfig, views: int) -> Views:
+    """Colours of the plan's samples, which come back into their own order."""
+    coloured = apply_colours_(crops, plan, config.augmentation)
+    normalised = normalise(coloured, *channel_statistics(config.channels), out=coloured)
+    return normalised.index_select(0, plan.place).chunk(views)
 
 
 def _coloured(
     crop: Callable[[slice], Tensor],
-    device: torch.device,
-    ids: Tensor,
+    draws: Tensor,
     config: DataConfig,
-    seed: int,
-    epoch: int,
     views: int,
     out: Tensor | None = None,
 ) -> Views:
-    """Colours for all views at once; `crop` gives the views in these rows."""
-    draws = draw_views(ids, seed, epoch, CROP_DRAWS + COLOUR_DRAWS, views)[:, CROP_DRAWS:]
-    parameters = draw_colours(draws, config.augmentation, config.blur)
+    """Colours for all views at once, on a CPU; `crop` gives the views in these rows."""
+    parameters = draw_colours(draws[:, CROP_DRAWS:], config.augmentation, config.blur)
     stages = colour_stages(parameters, config.augmentation, config.channels)
     mean, std = channel_statistics(config.channels)
     shape = config.channels, config.image_size, config.image_size
-    piece = len(draws)
-    if device.type == "cpu":
-        piece = 1 if _alone(shape, device) else max(1, CACHED // math.prod(shape))
-    done = torch.empty(len(draws), *shape, device=device) if out is None else out.flatten(0, 1)
+    piece = 1 if _alone(shape) else max(1, CACHED // math.prod(shape))
+    done = torch.empty(len(draws), *shape) if out is None else out.flatten(0, 1)
     for start in range(0, len(draws), piece):
         rows = slice(start, start + piece)
         normalise(_apply_(stages, crop(rows), start), mean, std, out=done[rows])

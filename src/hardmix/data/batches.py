@@ -8,6 +8,7 @@ from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from hardmix.errors import InputError
+from hardmix.runtime.device import send
 
 
 class Batch(NamedTuple):
@@ -37,8 +38,8 @@ def batch_of(
     ids: Int64[Tensor, " batch"],
 ) -> Batch:
     """The views as they are, labels and ids where the views are."""
-    device = views[0].device
-    return Batch(tuple(views), labels.to(device), ids.to(device))
+    labels, ids = send(torch.stack([labels, ids]), views[0].device)
+    return Batch(tuple(views), labels, ids)
 
 
 @runtime_checkable

@@ -8,31 +8,80 @@ import gzip
 import hashlib
 import os
 import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from hardmix.data.datasets import ImageSet
 from hardmix.data.image_files import printable
 from hardmix.runtime.atomic_files import write_atomically
+from hardmix.runtime.distributed import broadcast_text, is_main, while_main_works
 from hardmix.settings.config import DataConfig
 
 SHOWN = 5
 """Names in a message."""
+LOOKED_AT, LOOKING = 1000, 16
+"""Files whose sizes are asked for at a time, and threads that ask."""
 HASHED = 4096
 """Images held in memory that a fingerprint looks at, at most."""
 
 
-def data_mark(images: ImageSet | None, config: DataConfig) -> str:
-    """What tells one set of images from another; of shards, which are a stream, the names."""
+class DataRecord(NamedTuple):
+    """What a run remembers of its images."""
+
+    mark: str
+    """What tells one set of images from another."""
+    sizes: dict[bytes, int] | None
+    """Of every file by its name; known to rank 0, and where there are files."""
+
+
+def record_data(images: ImageSet | None, config: DataConfig) -> DataRecord:
+    """Look at every file once, on rank 0, and tell the others; of shards the names count.
+
+    Done once, when a run starts: a million files on a network disk take minutes, in which the other
+    processes hear that rank 0 is still at it.
+    """
     if images is None:
-        return f"shards {os.path.basename(config.root or '')}"
-    return fingerprint(images)
+        return DataRecord(f"shards {os.path.basename(config.root or '')}", None)
+    parts = while_main_works(file_sizes(images))
+    if not is_main():
+        return DataRecord(broadcast_text(""), None)
+    sizes = list(chain.from_iterable(parts))
+    named = None if images.files is None else dict(zip(_names(images), sizes, strict=True))
+    return DataRecord(broadcast_text(fingerprint(images, sizes)), named)
 
 
-def fingerprint(images: ImageSet) -> str:
+def file_sizes(images: ImageSet) -> Iterator[list[int]]:
+    """Bytes of every file, -1 where there is none, many at a time: one look at the disk for each.
+
+    By several threads: on a network disk each look is a journey.
+    """
+    files = images.files or ()
+    parts = [files[start : start + LOOKED_AT] for start in range(0, len(files), LOOKED_AT)]
+    with ThreadPoolExecutor(LOOKING) as threads:
+        yield from threads.map(_sizes_of, parts)
+
+
+def _sizes_of(files: Sequence[str]) -> list[int]:
+    sizes = []
+    for file in files:
+        try:
+            sizes.append(os.stat(file).st_size)
+        except (OSError, ValueError):  # gone, or a name that only the user's own `read` knows
+            sizes.append(-1)
+    return sizes
+
+
+def fingerprint(images: ImageSet, sizes: Iterable[int] | None = None) -> str:
     """16 hexadecimal digits that change with the data set, yet not when its folder is moved.
 
-    Of files the names and sizes count, of images in memory the bytes of some thousands.
+    Of files the names and sizes count, of images in memory the bytes of some thousands. `sizes`:
+    what `file_sizes` has found already.
     """
+    if sizes is None:
+        sizes = chain.from_iterable(file_sizes(images))
     digest = hashlib.sha256(f"{len(images)} {images.channels}".encode())
     if images.labels is not None:
         digest.update(images.labels.numpy().tobytes())
@@ -41,25 +90,23 @@ def fingerprint(images: ImageSet) -> str:
         digest.update(some.numpy().tobytes())
     files = images.files or ()
     start = len(os.path.commonpath(files)) if files else 0
-    for file in files:
-        size = os.path.getsize(file) if os.path.exists(file) else -1
+    for file, size in zip(files, sizes, strict=True):
         digest.update(os.fsencode(file[start:]) + b"\0%d\0" % size)
     return digest.hexdigest()[:16]
 
 
-def write_list(file: Path, images: ImageSet | None) -> None:
+def write_list(file: Path, record: DataRecord) -> None:
     """Remember the files' names and sizes."""
-    if images is not None and images.files is not None:
-        lines = b"\n".join(b"%d\t" % size + name for name, size in _sizes(images).items())
+    if record.sizes is not None:
+        lines = b"\n".join(b"%d\t" % size + name for name, size in record.sizes.items())
         write_atomically(file, gzip.compress(lines, mtime=0))
 
 
-def describe_change(file: Path, images: ImageSet | None) -> str:
+def describe_change(file: Path, record: DataRecord) -> str:
     """How many files were added, removed or changed since `write_list`, and the first names."""
-    before = _read_list(file)
-    if images is None or images.files is None or before is None:
+    before, now = _read_list(file), record.sizes
+    if now is None or before is None:
         return "another number of images, other labels or other pixels"
-    now = _sizes(images)
     kinds = {
         "added": [name for name in now if name not in before],
         "removed": [name for name in before if name not in now],
@@ -73,15 +120,10 @@ def describe_change(file: Path, images: ImageSet | None) -> str:
     return "; ".join(said) or "the same files with other labels, or in another order"
 
 
-def _sizes(images: ImageSet) -> dict[bytes, int]:
+def _names(images: ImageSet) -> list[bytes]:
     files = images.files or ()
     start = len(os.path.commonpath(files)) if files else 0
-    return {
-        os.fsencode(file[start:]).replace(b"\n", b"?"): (
-            os.path.getsize(file) if os.path.exists(file) else -1
-        )
-        for file in files
-    }
+    return [os.fsencode(file[start:]).replace(b"\n", b"?") for file in files]
 
 
 def _read_list(file: Path) -> dict[bytes, int] | None:

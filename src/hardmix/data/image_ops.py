@@ -5,12 +5,15 @@ them in place. Each equals its namesake in torchvision.transforms.v2.functional 
 """
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Float32, Int64, UInt8
 from torch import Tensor
 from torch.nn.functional import pad
+
+from hardmix.runtime.device import send
 
 LUMA = (0.2989, 0.587, 0.114)
 """Shares of red, green and blue in grey: torchvision's and Pillow's."""
@@ -120,11 +123,13 @@ def blur_(images: Images, sigma: Factor) -> None:
     the diagonal, so lines are blurred in tiles, and a small matrix serves all tiles.
     """
     height, width = images.shape[2:]
+    across = _gaussian_band(sigma, width)
+    down = across if height == width else _gaussian_band(sigma, height)
     tiles = _reached(images, axis=3).flatten(1, 3)
-    narrow = torch.bmm(tiles, _gaussian_band(sigma, width).mT)
+    narrow = torch.bmm(tiles, across.mT)
     narrow = narrow.view(*images.shape[:3], -1)[..., :width]
     tiles = _reached(narrow, axis=2).mT
-    blurred = torch.matmul(_gaussian_band(sigma, height)[:, None, None], tiles)
+    blurred = torch.matmul(down[:, None, None], tiles)
     images.copy_(blurred.flatten(2, 3)[:, :, :height])
 
 
@@ -168,8 +173,14 @@ def normalise(
     images: Images, mean: tuple[float, ...], std: tuple[float, ...], out: Images | None = None
 ) -> Float32[Tensor, "batch channels height width"]:
     """(images - mean) / std, channel by channel."""
-    shift, scale = (images.new_tensor(value).view(-1, 1, 1) for value in (mean, std))
+    shift, scale = constant(mean, images.device), constant(std, images.device)
     return torch.sub(images, shift, out=out).div_(scale)
+
+
+@cache
+def constant(values: tuple[float, ...], device: torch.device) -> Float32[Tensor, "channels 1 1"]:
+    """A number for each channel, sent to a device once."""
+    return send(torch.tensor(values).view(-1, 1, 1), device)
 
 
 def _per_image(values: Float[Tensor, " batch"]) -> Float[Tensor, "batch 1 1 1"]:

@@ -32,6 +32,7 @@ from hardmix.data.shard_loading import ShardLoader
 from hardmix.data.workers import WorkerPool, empty_to_send
 from hardmix.errors import InputError
 from hardmix.runtime.console import say
+from hardmix.runtime.device import send
 from hardmix.runtime.distributed import rank, world_size
 from hardmix.runtime.profile import timed, timed_beside, timed_each
 from hardmix.runtime.random_numbers import permutation
@@ -140,7 +141,7 @@ class ViewLoader:
             return
         for ids in steps:
             with timed("decode"):
-                pixels = self.images.tensor[ids].to(self.device)
+                pixels = send(self.images.tensor[ids], self.device)
             with timed("augment"):
                 views = make_views(pixels, ids, self.config, self.seed, epoch, self._views)
             yield batch_of(views, labels_of(self.images, ids), ids)
@@ -163,7 +164,7 @@ class ViewLoader:
             self.unreadable |= read.unreadable
             _check_unreadable(self.unreadable, self.images, self.config.max_unreadable)
             with timed("augment"):
-                pixels = read.pixels.to(self.device, non_blocking=True)
+                pixels = send(read.pixels, self.device)
                 views: Sequence[Tensor] = tuple(pixels)
                 if pixels.dtype == torch.uint8:
                     views = colour_views(pixels, read.ids, self.config, self.seed, epoch)
@@ -194,6 +195,7 @@ def evaluation_batches(
 ]:
     """Images (evaluation crop, normalised), labels and ids: every image once, in order.
 
+    Images are on the device, labels and ids on the host.
     Unreadable ones are missing from the ids; more than `max_unreadable` of all raise InputError.
     """
     images.decode_once()
@@ -207,8 +209,8 @@ def evaluation_batches(
             unreadable |= new
             _check_unreadable(unreadable, images, max_unreadable)
             if len(ids):
-                pictures = normalise(pixels.to(device).float().div_(255), mean, std)
-                yield pictures, labels_of(images, ids).to(device), ids.to(device)
+                pictures = normalise(send(pixels, device).float().div_(255), mean, std)
+                yield pictures, labels_of(images, ids), ids
     finally:
         pool.close()
 

@@ -11,6 +11,7 @@ from hardmix.data.batches import Batch, batch_of, rows_of, steps_of
 from hardmix.data.own_views import Pipeline, make_own_views
 from hardmix.data.shards import ShardImage, open_shards
 from hardmix.errors import InputError
+from hardmix.runtime.device import send
 from hardmix.runtime.profile import timed
 from hardmix.settings.config import DataConfig
 
@@ -85,8 +86,8 @@ class ShardLoader:
         with timed("augment"):
             if self._pipelines is None:
                 crops = crop_views(images, numbers, *options, self._views)
-                views = colour_views(crops.to(self.device), numbers, *options)
+                views = colour_views(send(crops, self.device), numbers, *options)
             else:
                 made = make_own_views(images, numbers, self._pipelines, *options)
-                views = tuple(made.to(self.device))
+                views = tuple(send(made, self.device))
         return batch_of(views, torch.tensor(labels), numbers)

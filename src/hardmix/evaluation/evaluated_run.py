@@ -18,7 +18,7 @@ from hardmix.runtime.console import say, table
 from hardmix.runtime.device import Compute, choose_compute
 from hardmix.runtime.random_numbers import permutation, seed_of
 from hardmix.settings.config import DataConfig
-from hardmix.settings.evaluation_options import Baseline
+from hardmix.settings.evaluation_options import Baseline, EvaluationPrecision
 
 HELD_OUT = 0.2
 """Share of the images that is the test set where the data has none."""
@@ -67,7 +67,9 @@ class EvaluatedRun(NamedTuple):
         return result
 
 
-def open_evaluated_run(path: Path, data: DataConfig | None = None) -> EvaluatedRun:
+def open_evaluated_run(
+    path: Path, data: DataConfig | None = None, precision: EvaluationPrecision = "fp32"
+) -> EvaluatedRun:
     """The run in this folder on its own data, or on other data; everything checked first."""
     started, run = time.monotonic(), Run.open(path)
     config = run.config()
@@ -85,7 +87,7 @@ def open_evaluated_run(path: Path, data: DataConfig | None = None) -> EvaluatedR
         train, test = hold_out(train, config.train.seed)
         say(f"No test split: {len(test)} of the images, drawn by the seed, are held out for it.")
     num_classes = _num_classes(train, test)
-    compute = choose_compute(config.train.device, config.train.precision)
+    compute = choose_compute(config.train.device, precision)
     encoder.to(compute.device).to(memory_format=torch.channels_last)
     return EvaluatedRun(run, encoder, data, compute, train, test, num_classes, started)
 

@@ -22,7 +22,7 @@ from hardmix.runs.checkpoints import Checkpoint, load_newest
 from hardmix.runs.folder import ENCODER_FORMAT, OWN_TRUNK, Run
 from hardmix.runs.weight_files import read_safetensors
 from hardmix.runtime.console import progress, say
-from hardmix.runtime.device import Compute
+from hardmix.runtime.device import Compute, Late
 from hardmix.runtime.distributed import agree_on_max, gather_uneven, rank, world_size
 from hardmix.settings.config import DataConfig
 
@@ -177,6 +177,7 @@ def extract(
     trunk.eval()
     first, share, rounds = _share_of(images, batch_size)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    late: tuple[Late, Tensor, Tensor] | None = None
     batches = evaluation_batches(
         share, data.image_size, batch_size, compute.device, data.workers, data.max_unreadable
     )
@@ -187,8 +188,10 @@ def extract(
                 for pictures, labels, ids in islice(batches, 1):  # none where all are unreadable
                     with compute.autocast():
                         features = trunk(pictures.to(memory_format=torch.channels_last))
-                    parts.append((features.float().cpu(), labels.cpu(), ids.cpu() + first))
-                    meter.advance(sum(len(part[1]) for part in parts))
+                    parts += _arrived(late)  # those of the batch before: the device goes on
+                    late = Late(features.float()), labels, ids + first
+                    meter.advance(sum(len(part[1]) for part in parts) + len(labels))
+        parts += _arrived(late)
     finally:
         batches.close()
         trunk.train(training)
@@ -197,6 +200,13 @@ def extract(
     nothing = (torch.empty(0, width), number, number)
     columns = (torch.cat(column) for column in zip(*(parts or [nothing]), strict=True))
     return Features(*(gather_uneven(column) for column in columns))
+
+
+def _arrived(
+    late: tuple[Late, Tensor, Tensor] | None,
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Features that are on the host, out of pinned memory, which is scarce."""
+    return [] if late is None else [(late[0].read().clone(), *late[1:])]
 
 
 def where_it_is(trunk: nn.Module) -> Compute:

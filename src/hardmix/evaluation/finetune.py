@@ -33,7 +33,7 @@ from hardmix.settings.schedules import cosine
 
 def measure(path: Path, options: FinetuneConfig, data: DataConfig | None = None) -> dict[str, Any]:
     """Fine-tune the encoder, or with `untrained` the same network from random weights."""
-    evaluated = open_evaluated_run(path, data)
+    evaluated = open_evaluated_run(path, data, options.precision)
     assert evaluated.train.labels is not None
     chosen = balanced_subset(
         evaluated.train.labels, options.labels, evaluated.num_classes, options.seed

@@ -24,7 +24,7 @@ CHUNK = 1024
 
 def measure(path: Path, options: KnnOptions, data: DataConfig | None = None) -> dict[str, Any]:
     """All training images vote for all test images; the result is RUN/results/knn.json."""
-    evaluated = open_evaluated_run(path, data)
+    evaluated = open_evaluated_run(path, data, options.precision)
     trunks: dict[str, nn.Module] = {"encoder": evaluated.encoder}
     trunks |= {name: baseline_trunk(evaluated, name) for name in options.baseline}
     k, temperature = options.k, options.temperature

@@ -38,7 +38,7 @@ SMALL = 100_000
 
 def measure(path: Path, options: LinearOptions, data: DataConfig | None = None) -> dict[str, Any]:
     """By the protocol that the options ask for; with none, cached features if images are few."""
-    evaluated = open_evaluated_run(path, data)
+    evaluated = open_evaluated_run(path, data, options.precision)
     cached = options.cached
     if cached is None:
         named = options.preset is not None or bool(options.changes)

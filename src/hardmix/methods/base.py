@@ -32,6 +32,8 @@ class TrainingPosition(NamedTuple):
     epoch: int
     part: int = 0
     """Number of the part of its batch (train.accumulate)."""
+    described: bool = True
+    """Whether `describe` will be asked about this step; else its outcomes are dropped."""
 
 
 class Materials(NamedTuple):
@@ -92,6 +94,11 @@ class Method(nn.Module):
     def network(self, name: str) -> nn.Module:
         """A network as a step calls it: its gradients are those of all processes."""
         return self._shared.get(name) or self.networks()[name]
+
+    def compile_parts(self, also_loss: bool) -> None:  # noqa: ARG002
+        """train.compile: let torch.compile translate the networks, and the loss where it can be."""
+        for network in self.networks().values():
+            network.compile()
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """What the optimizer moves, as torch's optimizers take it; "lr_factor" scales the rate."""

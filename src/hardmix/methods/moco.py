@@ -30,10 +30,12 @@ from hardmix.mixing.diagnostics import (
     synthetic_mass,
 )
 from hardmix.mixing.infonce import Contrast
+from hardmix.mixing.loss import MochiLoss
 from hardmix.mixing.plans import MixPlan
 from hardmix.mixing.queue import UNKNOWN, MemoryQueue, equal_and_known
-from hardmix.models.encoders import QueryKeyPair, build_encoder, encode_keys
-from hardmix.runtime.distributed import gather, gather_parts, world_size
+from hardmix.models.encoders import QueryKeyPair, ShuffledImages, build_encoder, encode_keys
+from hardmix.runtime.device import read_together
+from hardmix.runtime.distributed import gather, gather_batch, world_size
 from hardmix.runtime.profile import timed
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.config import PretrainConfig, QueueStart
@@ -67,6 +69,7 @@ class Moco(Method):
         start: QueueStart = "random" if train.queue_start == "random" else "empty"
         generator = torch.Generator().manual_seed(seed_of("queue", train.seed))
         self.memory = MemoryQueue(train.queue_size, model.dim, start=start, generator=generator)
+        self._contrast = _contrast
 
     @property
     def trunk(self) -> nn.Module:  # type: ignore[override]
@@ -77,6 +80,13 @@ class Moco(Method):
         """The query encoder; the key encoder follows by momentum."""
         return {"query": self.pair.query}
 
+    def compile_parts(self, also_loss: bool) -> None:
+        """Both encoders, and the loss."""
+        super().compile_parts(also_loss)
+        self.pair.key.compile()
+        if also_loss:
+            self._contrast = torch.compile(_contrast)
+
     def begin_step(self, at: TrainingPosition) -> None:  # noqa: ARG002
         """MoCo's Eq. 2, the key encoder's momentum; first, as in official MoCo."""
         with timed("key"):
@@ -84,14 +94,17 @@ class Moco(Method):
 
     def loss(self, part: Batch, at: TrainingPosition) -> MocoOutcome:
         """Eq. 1 with the queue's keys and, once mixing has started, the points of a plan."""
+        images = ShuffledImages(part.key, self._shuffle(len(part.ids), at))
         with timed("query"):
             query = self.network("query")(part.query)
         with timed("key"):
-            key = encode_keys(self.pair.key, part.key, self._shuffle(len(part.ids), at))
-        check_embeddings(query=query, key=key)
+            key = images.encode(self.pair.key)
+        if query.device.type == "cpu":  # a GPU would be waited for; there the gradients tell
+            check_embeddings(query=query, key=key)
         with timed("loss"):
             exclude = self._exclude(part)
-            outcome, plan = self.mixing.loss(at.epoch).contrast(
+            outcome, plan = self._contrast(
+                self.mixing.loss(at.epoch),
                 query,
                 key,
                 self.memory,
@@ -99,7 +112,7 @@ class Moco(Method):
                 mix=self.mixing.started(at),
                 generator=self.mixing.generator(at),
             )
-        labels = self.memory.labels.clone()
+        labels = self.memory.labels.clone() if at.described else self.memory.labels
         return MocoOutcome(outcome.loss, outcome, plan, key, exclude, part.labels, labels)
 
     def after_step(self, batch: Batch, outcomes: Sequence[StepOutcome]) -> None:
@@ -148,26 +161,28 @@ class Moco(Method):
         outcome, plan = last.contrast, last.plan
         accuracy = proxy_accuracy(outcome, last.exclude)
         keys = gather(torch.cat([each.key for each in cast("Sequence[MocoOutcome]", outcomes)]))
+        false = equal_and_known(last.labels, last.queue_labels)
         described = {
             "proxy_accuracy": accuracy.real,
             "proxy_accuracy_mixed": accuracy.mixed,
             "positive_similarity": outcome.positive.mean(),
             "hardest_similarity": outcome.real.amax(dim=1).mean(),
-            "queue_filled": self.memory.filled / len(self.memory),
             "spread": keys.std(dim=0).mean() * math.sqrt(self.config.model.dim),
+            "labelled": (gather(last.labels) >= 0).all(),
         }
         if plan is not None:
             temperature = self.config.train.temperature
             described["synthetic_mass"] = synthetic_mass(outcome, temperature, last.exclude)
-        if bool((gather(last.labels) >= 0).all()):
-            false = equal_and_known(last.labels, last.queue_labels)
-            described["false_negatives_top"] = false_negatives_top(outcome.real, false)
-            if plan is not None:
-                parents = false_parents(plan, false)
-                described["synthetic_one_false"] = parents.pairs_at_least_one
-                described["synthetic_both_false"] = parents.pairs_both
-                described["synthetic_query_false"] = parents.with_query
-        return {name: float(value) for name, value in described.items()}
+        of_labels = {"false_negatives_top": false_negatives_top(outcome.real, false)}
+        if plan is not None:
+            parents = false_parents(plan, false)
+            of_labels["synthetic_one_false"] = parents.pairs_at_least_one
+            of_labels["synthetic_both_false"] = parents.pairs_both
+            of_labels["synthetic_query_false"] = parents.with_query
+        numbers = read_together(described | of_labels)
+        if not numbers.pop("labelled"):
+            numbers = {name: each for name, each in numbers.items() if name not in of_labels}
+        return numbers | {"queue_filled": float(self.memory.filled / len(self.memory))}
 
     @torch.no_grad()
     def hardness(self, outcomes: Sequence[StepOutcome]) -> dict[str, list[Any]]:
@@ -218,10 +233,17 @@ class Moco(Method):
 
     def _enqueue(self, batch: Batch, keys: list[Tensor]) -> None:
         rows = torch.cat(keys), batch.labels, batch.ids
-        self.memory.enqueue(*(gather_parts(each, self.config.train.accumulate) for each in rows))
+        self.memory.enqueue(*gather_batch(self.config.train.accumulate, *rows))
 
     def _shuffle(self, number: int, at: TrainingPosition) -> Tensor:
         """One order for the batch of all processes: the seed is the same on each."""
         seed = seed_of("shuffle", self.config.train.seed, at.step, at.part, 0)
         generator = torch.Generator().manual_seed(seed)
         return torch.randperm(number * world_size(), generator=generator)
+
+
+def _contrast(
+    loss: MochiLoss, *embeddings: Any, mix: bool, generator: torch.Generator
+) -> tuple[Contrast, MixPlan | None]:
+    """The loss as a step calls it: what train.compile=all translates."""
+    return loss.contrast(*embeddings, mix=mix, generator=generator)

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hardmix.errors import InputError
 from hardmix.models.backbones import build_backbone, feature_width
 from hardmix.models.heads import HEADS
-from hardmix.runtime.distributed import gather, rank, world_size
+from hardmix.runtime.distributed import Exchange, world_size
 from hardmix.settings.config import Head, ModelConfig
 
 UNSPLIT_WARNING = (
@@ -152,20 +152,36 @@ def _normalise_groups(norm: _BatchNorm, splits: int, batch: Tensor) -> Tensor:
     return torch.cat(groups)
 
 
+class ShuffledImages:
+    """Images on their way to the process that makes keys of them: MoCo's shuffled batch norm.
+
+    `permutation` orders the batch of all processes and must be the same on each: draw it from a
+    generator seeded by (seed, step). Made before the queries are encoded, so that images travel
+    meanwhile.
+    """
+
+    def __init__(self, images: Images, permutation: Int[Tensor, " all"]) -> None:
+        _check_permutation(permutation, len(images))
+        self._there, self._back = Exchange(images, permutation), permutation.argsort()
+
+    @torch.no_grad()
+    def encode(self, key_encoder: nn.Module) -> Float[Tensor, "batch dim"]:
+        """Their keys, in the images' own order, without gradient."""
+        return Exchange(key_encoder(self._there.arrived()), self._back).arrived()
+
+
 @torch.no_grad()
 def encode_keys(
     key_encoder: nn.Module, images: Images, permutation: Int[Tensor, " all"] | None = None
 ) -> Float[Tensor, "batch dim"]:
-    """Keys of `images`, in their order, without gradient: MoCo's shuffled batch normalisation.
+    """Keys of `images`, in their order, without gradient, of `ShuffledImages`.
 
-    `permutation` orders the batch of all processes and must be the same on each: draw it from a
-    generator seeded by (seed, step). Without it, groups are those of the query's batch.
+    Without a permutation, groups are those of the query's batch.
     """
-    if permutation is None:
-        keys: Tensor = key_encoder(images)
-        return keys
-    shuffled = shuffle_across(images, permutation)
-    return shuffle_across(key_encoder(shuffled), permutation.argsort())
+    if permutation is not None:
+        return ShuffledImages(images, permutation).encode(key_encoder)
+    keys: Tensor = key_encoder(images)
+    return keys
 
 
 def shuffle_across(
@@ -175,10 +191,13 @@ def shuffle_across(
 
     The inverse, `permutation.argsort()`, brings them back.
     """
-    batch, first = len(rows), rank() * len(rows)
+    _check_permutation(permutation, len(rows))
+    return Exchange(rows, permutation).arrived()
+
+
+def _check_permutation(permutation: Tensor, batch: int) -> None:
     if len(permutation) != batch * world_size():
         raise InputError(
             f"permutation has {len(permutation)} entries for {world_size()} x {batch} rows: it must"
             " order the batch of all processes."
         )
-    return gather(rows)[permutation[first : first + batch]]

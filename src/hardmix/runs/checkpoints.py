@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hardmix.errors import InputError
 from hardmix.runtime.atomic_files import sync_folder, write_atomically
-from hardmix.runtime.distributed import is_main
+from hardmix.runtime.distributed import broadcast, broadcast_text, is_main
 from hardmix.settings.saved import read_json
 
 FORMAT = 2
@@ -175,3 +175,13 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
     state = optimizer.state_dict()
     state["state"] = values
     optimizer.load_state_dict(state)
+
+
+def share_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """`restore_optimizer` on every rank, of the tensors that rank 0 has read."""
+    shapes = json.loads(broadcast_text(json.dumps({k: list(v.shape) for k, v in tensors.items()})))
+    if not is_main():
+        tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    restore_optimizer(optimizer, tensors)
+    for value in optimizer_tensors(optimizer).values():
+        broadcast(value)

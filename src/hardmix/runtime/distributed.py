@@ -2,20 +2,43 @@
 
 Every function may be called without torch.distributed; tests and single-device runs then read the
 same as `torchrun`. Rank order is the order of rows everywhere. Tensors on GPUs travel by NCCL,
-others by gloo. How processes find each other, and leave, stands in rendezvous.py.
+others by gloo: by the default group where it takes both, else, as in a program that called
+`init_process_group("nccl")`, by a gloo group of our own. How processes find each other, and leave,
+stands in rendezvous.py.
 """
 
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed
-from jaxtyping import Shaped
+from jaxtyping import Int64, Shaped
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hardmix.errors import InputError
+from hardmix.runtime.device import send
+
+Part = TypeVar("Part")
+
+_gloo: dict[Any, Any] = {}
+"""For tensors on CPUs: our own group beside each default group that does not take them."""
+
+
+def group_for(device: torch.device) -> Any:
+    """The process group that takes tensors of this device; the first call is one of all ranks.
+
+    None is the default group, as torch.distributed has it.
+    """
+    default = torch.distributed.distributed_c10d._get_default_group()
+    if device.type != "cpu" or torch.device("cpu") in default._device_types:
+        return None
+    if default not in _gloo:
+        _gloo.clear()  # of a default group that is gone
+        _gloo[default] = torch.distributed.new_group(backend="gloo")
+    return _gloo[default]
 
 
 def world_size() -> int:
@@ -43,7 +66,7 @@ def gather(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_rows ..."]
         return tensor
     tensor = tensor.contiguous()
     everyone = tensor.new_empty(world_size() * len(tensor), *tensor.shape[1:])
-    torch.distributed.all_gather_into_tensor(everyone, tensor)
+    torch.distributed.all_gather_into_tensor(everyone, tensor, group=group_for(tensor.device))
     return everyone
 
 
@@ -64,7 +87,7 @@ def broadcast(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
     """Rank 0's values, written over this rank's in place; on one process nothing happens."""
     if world_size() > 1 and tensor.numel():
         values = tensor.contiguous()  # a copy where the memory is not: gloo sends plain blocks
-        torch.distributed.broadcast(values, src=0)
+        torch.distributed.broadcast(values, src=0, group=group_for(values.device))
         if values is not tensor:
             tensor.copy_(values)
     return tensor
@@ -99,8 +122,45 @@ def agree_on_max(value: int) -> int:
     if world_size() == 1:
         return value
     agreed = torch.tensor([value])
-    torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
+    highest = torch.distributed.ReduceOp.MAX
+    torch.distributed.all_reduce(agreed, highest, group=group_for(agreed.device))
     return int(agreed)
+
+
+def meet() -> None:
+    """Wait until all ranks are here, before a call between GPUs that would wait without end.
+
+    A process that died, or that raised an error, is noticed here at once: between CPUs.
+    """
+    agree_on_max(0)
+
+
+def while_main_works(parts: Iterable[Part]) -> list[Part]:
+    """Rank 0 goes through `parts`; the others get none and hear of each, so that none gives up."""
+    done: list[Part] = []
+    for part in parts if is_main() else ():
+        done.append(part)
+        agree_on_max(1)
+    while agree_on_max(0):
+        pass
+    return done
+
+
+@torch.no_grad()
+def add_up(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+    """The sum over all ranks, in place."""
+    if world_size() > 1:
+        torch.distributed.all_reduce(tensor, group=group_for(tensor.device))
+    return tensor
+
+
+def gather_objects(mine: Part) -> list[Part]:
+    """What every rank has, in rank order: anything that can be pickled, between CPUs."""
+    if world_size() == 1:
+        return [mine]
+    everyone: list[Any] = [None] * world_size()
+    torch.distributed.all_gather_object(everyone, mine, group=group_for(torch.device("cpu")))
+    return everyone
 
 
 def data_parallel(module: nn.Module, example: Shaped[Tensor, "batch ..."]) -> nn.Module:
@@ -129,7 +189,11 @@ def wrap(
     device_ids = [device.index] if device.type == "cuda" else None
     with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of torch 2.15's name
         return DistributedDataParallel(
-            module, device_ids, broadcast_buffers=False, find_unused_parameters=unused
+            module,
+            device_ids,
+            broadcast_buffers=False,
+            find_unused_parameters=unused,
+            process_group=group_for(device),
         )
 
 
@@ -149,9 +213,62 @@ def share_state(module: nn.Module) -> None:
         broadcast(tensor)
 
 
-def gather_parts(rows: Shaped[Tensor, "rows ..."], parts: int) -> Shaped[Tensor, "all_rows ..."]:
-    """Every rank's rows in the order of the global batch, of which each rank has part by part."""
-    return torch.cat([gather(part) for part in rows.chunk(parts)])
+@torch.no_grad()
+def gather_batch(
+    parts: int, *columns: Shaped[Tensor, "rows ..."]
+) -> tuple[Shaped[Tensor, "all_rows ..."], ...]:
+    """Every rank's rows in the order of the global batch, of which each rank has part by part.
+
+    All columns, whatever their types, travel as bytes in one call.
+    """
+    if world_size() == 1:
+        return columns
+    as_bytes = [each.contiguous().view(len(each), -1).view(torch.uint8) for each in columns]
+    everyone = gather(torch.cat(as_bytes, dim=1))
+    ordered = everyone.view(world_size(), parts, -1, everyone.shape[1]).transpose(0, 1)
+    split = ordered.flatten(0, 2).split([each.shape[1] for each in as_bytes], dim=1)
+    return tuple(
+        each.contiguous().view(column.dtype).view(-1, *column.shape[1:])
+        for each, column in zip(split, columns, strict=True)
+    )
+
+
+class Exchange:
+    """Rows of all ranks on their way into another order, of which each rank gets its part.
+
+    A rank sends every row once, to the rank that needs it: with n ranks, n times fewer bytes than
+    if all rows were gathered, and the same ones arrive.
+    """
+
+    def __init__(
+        self, rows: Shaped[Tensor, "batch ..."], permutation: Int64[Tensor, " all"]
+    ) -> None:
+        batch, number = len(rows), world_size()
+        self._work = None
+        if number == 1:
+            self._rows, self._place = rows, send(permutation, rows.device)
+            return
+        wanted = permutation.cpu().view(number, batch)
+        owner = wanted // batch
+        leaving = wanted[owner == rank()] - rank() * batch
+        place = owner[rank()].argsort(stable=True).argsort()
+        leaving, self._place = send(torch.stack([leaving, place]), rows.device)
+        self._sent = rows.detach().contiguous().index_select(0, leaving)
+        self._rows = torch.empty_like(self._sent)
+        self._work = torch.distributed.all_to_all_single(
+            self._rows,
+            self._sent,
+            owner[rank()].bincount(minlength=number).tolist(),
+            (owner == rank()).sum(dim=1).tolist(),
+            group=group_for(rows.device),
+            async_op=True,
+        )
+
+    def arrived(self) -> Shaped[Tensor, "batch ..."]:
+        """The part of this rank, when it is there; without gradient where there are many ranks."""
+        if self._work is not None:
+            self._work.wait()
+        return self._rows.index_select(0, self._place)
 
 
 def _unused_parameters(module: nn.Module, images: Tensor) -> bool:

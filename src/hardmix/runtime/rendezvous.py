@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from hardmix.errors import InputError, OutputError, UnfinishedError
+from hardmix.runtime.console import warn
 from hardmix.runtime.launch import Launch
 
 TIMEOUT = 300.0
@@ -44,6 +45,7 @@ def joined(launch: Launch | None, device: str = "auto", timeout: float = TIMEOUT
         yield
         return
     store = _meet(launch, timeout)
+    _check_addresses(store, launch)
     on_gpus = device != "cpu" and torch.cuda.is_available()
     if on_gpus:
         torch.cuda.set_device(_own_gpu(launch, device))
@@ -51,27 +53,79 @@ def joined(launch: Launch | None, device: str = "auto", timeout: float = TIMEOUT
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // launch.local_world_size))
     _end_with_parent()
     try:
-        torch.distributed.init_process_group(
-            "cpu:gloo,cuda:nccl" if on_gpus else "gloo",
-            store=store,
-            rank=launch.rank,
-            world_size=launch.world_size,
-            timeout=timedelta(seconds=timeout),
-        )
-        yield
-        torch.distributed.barrier()  # nobody is gone while others still write
+        with _meeting(Meeting(store, launch, timeout)), losses_named():
+            torch.distributed.init_process_group(
+                "cpu:gloo,cuda:nccl" if on_gpus else "gloo",
+                store=store,
+                rank=launch.rank,
+                world_size=launch.world_size,
+                timeout=timedelta(seconds=timeout),
+            )
+            yield
+            torch.distributed.barrier()  # nobody is gone while others still write
+    except LostProcessError:
+        raise  # the others know
     except (InputError, OutputError, UnfinishedError) as error:
         _leave_word(store, launch, str(error), error.status)
         raise
-    except RuntimeError as error:
-        if not _is_broken_connection(error):
-            _leave_word(store, launch, f"{type(error).__name__}: {error}", 1)
-            raise
-        raise _lost(store, launch, error, timeout) from error
     except Exception as error:
         _leave_word(store, launch, f"{type(error).__name__}: {error}", 1)
         raise
     torch.distributed.destroy_process_group()
+
+
+class Meeting(NamedTuple):
+    """Where the processes of this job have met."""
+
+    store: Any
+    launch: Launch
+    timeout: float
+
+
+_here: Meeting | None = None
+
+
+@contextmanager
+def _meeting(meeting: Meeting) -> Iterator[None]:
+    global _here
+    _here = meeting
+    try:
+        yield
+    finally:
+        _here = None
+
+
+class LostProcessError(UnfinishedError):
+    """Another process is lost; who, and why, stands in it."""
+
+
+class FailedProcessError(LostProcessError, InputError):
+    """Another process has failed with an error of its own: to resume would fail again."""
+
+
+@contextmanager
+def losses_named() -> Iterator[None]:
+    """Turn what torch says of a broken connection into the name of the process that is lost.
+
+    `LostProcessError` where it died, `FailedProcessError` where it has said why it ends; in ranks
+    other than 0, which need not say it again, SystemExit.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_broken_connection(error):
+            raise
+        if _here is None:  # the program made the connection, and knows the processes
+            first_line = str(error).strip().split("\n")[0]
+            raise LostProcessError(_unknown_loss(first_line)) from error
+        raise _lost(*_here, error) from error
+
+
+def _unknown_loss(first_line: str) -> str:
+    return (
+        f"the connection between the processes broke ({first_line}). --resume goes on from the"
+        " last checkpoint."
+    )
 
 
 def _own_gpu(launch: Launch, device: str) -> int:
@@ -105,7 +159,7 @@ def _meet(launch: Launch, timeout: float) -> Any:
         )
         # A restart by torchrun must not read what the ranks before it have left.
         store = PrefixStore(f"hardmix-{launch.restart}", meeting_point)
-        store.set(f"here-{launch.rank}", socket.gethostname())
+        store.set(f"here-{launch.rank}", f"{socket.gethostname()} {_own_address()}")
         return store, _missing(store, ["here"], list(range(launch.world_size)), timeout)
 
     nobody: tuple[Any, list[int]] = None, []
@@ -177,9 +231,10 @@ def _leave_word(store: Any, launch: Launch, text: str, status: int) -> None:
     """Tell the others why this rank ends; what rank 0 says too is not said again."""
 
     def leave() -> bool:
-        store.set(f"failed-{launch.rank}", text)
+        word = f"{status} {text}"
+        store.set(f"failed-{launch.rank}", word)
         said = launch.rank and not _missing(store, ["failed"], [0], 1.0)
-        same = bool(said) and store.get("failed-0").decode() == text
+        same = bool(said) and store.get("failed-0").decode() == word
         _go_last(store, launch, list(range(launch.world_size)))
         return same
 
@@ -188,37 +243,75 @@ def _leave_word(store: Any, launch: Launch, text: str, status: int) -> None:
             raise SystemExit(status)
 
 
-def _lost(store: Any, launch: Launch, error: RuntimeError, timeout: float) -> BaseException:
+def _lost(store: Any, launch: Launch, timeout: float, error: RuntimeError) -> BaseException:
     """What those left raise: which rank is lost, and why if it has said so."""
     others = [each for each in range(launch.world_size) if each != launch.rank]
 
-    def ask() -> tuple[list[int], list[str], dict[int, str]]:
+    def ask() -> tuple[list[int], dict[int, str], dict[int, str]]:
         store.set(f"left-{launch.rank}", "")
         silent = _missing(store, ["failed", "left"], others, LAST_WORDS)
         failed = [each for each in others if store.check([f"failed-{each}"])]
-        words = [f"rank {each} stopped: {store.get(f'failed-{each}').decode()}" for each in failed]
-        hosts = {each: store.get(f"here-{each}").decode() for each in silent}
+        words = {each: store.get(f"failed-{each}").decode() for each in failed}
+        hosts = {each: _host(store, each) for each in silent}
         _go_last(store, launch, [each for each in others if each not in silent])
         return silent, words, hosts
 
-    gone: tuple[list[int], list[str], dict[int, str]] = (
+    gone: tuple[list[int], dict[int, str], dict[int, str]] = (
         [0],
-        [],
+        {},
         {0: launch.host},
     )  # with the store that it keeps
     try:
-        silent, words, hosts = _within(3 * LAST_WORDS, ask, gone)
+        silent, said, hosts = _within(3 * LAST_WORDS, ask, gone)
     except RuntimeError:
-        silent, words, hosts = gone
+        silent, said, hosts = gone
+    statuses = {text.partition(" ")[0] for text in said.values()}
+    failed = bool(statuses - {"75"})
     if launch.rank and 0 not in silent:
-        return SystemExit(75)  # rank 0 says it
+        return SystemExit(2 if failed else 75)  # rank 0 says it
+    words = [f"rank {each} stopped: {text.partition(' ')[2]}" for each, text in said.items()]
     words += [
         f"rank {each} on {host} has died or does not answer (train.timeout={timeout:g} s)"
         for each, host in hosts.items()
     ]
-    first_line = str(error).strip().split("\n")[0]
-    why = "; ".join(words) or f"the connection between the processes broke ({first_line})"
-    return UnfinishedError(f"{why}. --resume goes on from the last checkpoint.")
+    if not words:
+        first_line = str(error).strip().split("\n")[0]
+        return LostProcessError(_unknown_loss(first_line) + _interface_hint(launch))
+    if failed:
+        return FailedProcessError(f"{'; '.join(words)}.")
+    return LostProcessError(f"{'; '.join(words)}. --resume goes on from the last checkpoint.")
+
+
+def _host(store: Any, rank: int) -> str:
+    return str(store.get(f"here-{rank}").decode().partition(" ")[0])
+
+
+def _check_addresses(store: Any, launch: Launch) -> None:
+    """Warn where gloo would offer an address that no other machine can reach."""
+    if launch.rank or launch.world_size == launch.local_world_size:
+        return
+    found = [store.get(f"here-{each}").decode().partition(" ") for each in range(launch.world_size)]
+    wrong = sorted({host for host, _, address in found if address.startswith("127.")})
+    if wrong and "GLOO_SOCKET_IFNAME" not in os.environ:
+        warn(f"{', '.join(wrong)} resolves to a loopback address.{_interface_hint(launch)}")
+
+
+def _interface_hint(launch: Launch) -> str:
+    """Between machines: what most often is the matter."""
+    if launch.world_size == launch.local_world_size:
+        return ""
+    return (
+        " Where a host's own name resolves to 127.0.1.1 (Debian's /etc/hosts), others cannot reach"
+        " it: set GLOO_SOCKET_IFNAME, and NCCL_SOCKET_IFNAME, to the network interface on"
+        " every node, such as eth0 or ib0 (docs/scaling.md)."
+    )
+
+
+def _own_address() -> str:
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return ""
 
 
 def _go_last(store: Any, launch: Launch, others: list[int]) -> None:

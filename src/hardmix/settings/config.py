@@ -60,8 +60,10 @@ OptimizerName = Literal["sgd", "lars", "adamw"]
 Schedule = Literal["cosine", "step"]
 TRUNK_LR = 0.1
 """Learning rate of a trunk that starts from weights, as a share of the others'; our choice."""
-Precision = Literal["auto", "fp32", "bf16"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
 OnNan = Literal["stop", "skip"]
+Compiled = Literal["no", "encoders", "all"]
+"""What torch.compile translates: nothing, the encoders, or the loss too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,9 +237,15 @@ class TrainConfig:
     seed: int = setting(0, label="seed {}")
     """Of all that is random: weights, queue, order, views and mixing."""
     precision: Precision = "auto"
-    """bf16 where the processor is fast at it, else fp32."""
+    """bf16 where the processor is fast at it, else fp32. fp16, with a scaled loss, is for GPUs
+    without bf16."""
     device: str = setting("auto", resume=True, identity=False)
-    """cuda where there is one, else cpu."""
+    """cuda where there is one, else cpu; cuda:1 is the second GPU."""
+    compile: Compiled = setting("no", resume=True, identity=False)
+    """What torch.compile translates. Minutes at the start; pays on GPUs, not on CPUs."""
+    deterministic: bool = setting(False, resume=True, identity=False)
+    """PyTorch's deterministic algorithms, for equal bits on equal GPUs; slower. A CPU's bits are
+    equal without it."""
     log_every: int = setting(50, resume=True, identity=False)
     """Steps between two lines of metrics.jsonl."""
     knn_every: int = setting(10, resume=True, identity=False)

@@ -69,6 +69,8 @@ class DetectionConfig:
     """Processes that read images."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Number format of the detector's forward passes; boxes and losses stay in float32."""
 
     def __post_init__(self) -> None:
         check_above(self, "detect", lr=0)

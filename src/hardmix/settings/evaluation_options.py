@@ -16,6 +16,9 @@ ProbeSolver = Literal["lbfgs", "sgd"]
 Baseline = Literal["pixels", "untrained"]
 """What needs no training: raw pixels, or the same network with random weights."""
 
+EvaluationPrecision = Literal["fp32", "bf16"]
+"""Number format of forward passes: float32 unless asked otherwise, so that numbers compare."""
+
 LinearPreset = Literal["imagenet100", "imagenet1k", "official-moco"]
 """Whose linear evaluation: the paper's two (App. C.1), or official MoCo's."""
 
@@ -30,6 +33,9 @@ class KnnOptions:
     """Of the votes."""
     baseline: tuple[Baseline, ...] = ()
     """Also score what needs no training: the floor."""
+
+    precision: EvaluationPrecision = "fp32"
+    """Number format of the encoder's forward passes."""
 
     def __post_init__(self) -> None:
         check_at_least(self, "knn", k=1)
@@ -87,6 +93,9 @@ class LinearOptions:
     seed: int = 0
     """Of the classifier that is trained on crops."""
 
+    precision: EvaluationPrecision = "fp32"
+    """Number format of the encoder's forward passes."""
+
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise InputError(f"--seeds {self.seeds} is below 1: it counts classifiers.")
@@ -120,6 +129,9 @@ class FinetuneConfig:
     """Of the labels chosen, the classifier's first weights, the order and the crops."""
     untrained: bool = False
     """Start from random weights, to compare."""
+
+    precision: EvaluationPrecision = "fp32"
+    """Number format of the encoder's forward passes."""
 
     def __post_init__(self) -> None:
         check_at_least(self, "finetune", epochs=1, batch_size=1, seed=0)

@@ -8,7 +8,7 @@ from hardmix.data.datasets import ImageSet
 from hardmix.runs.folder import Run
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say, table, warn
-from hardmix.runtime.device import Compute
+from hardmix.runtime.device import Compute, describe_device
 from hardmix.runtime.distributed import is_main, world_size
 from hardmix.runtime.profile import SKIPPED, Stopwatch
 from hardmix.settings.config import OptimizerConfig, PretrainConfig
@@ -55,6 +55,7 @@ def describe_start(
         ["epochs", f"{config.train.last_epoch} of {config.train.epochs}"],
         ["optimizer", _optimizer(config.optimizer)],
         ["precision", compute.reason],
+        ["device", describe_device(compute.device, config.train.deterministic)],
     ]
     if config.uses("train.queue_size"):
         groups = max(config.model.key_bn_splits, world_size())

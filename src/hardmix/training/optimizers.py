@@ -26,6 +26,10 @@ class Lars(torch.optim.Optimizer):
     as by plain SGD, and so is a layer whose weights or gradients are all 0.
     """
 
+    found_inf: Tensor | None = None
+    """1 where gradients are NaN or infinite, and nothing may move; torch's own optimizers know it
+    by this name."""
+
     def __init__(
         self, params: Any, lr: float, momentum: float = 0.9, weight_decay: float = 0.0
     ) -> None:
@@ -53,8 +57,13 @@ class Lars(torch.optim.Optimizer):
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
-        buffer = state["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
-        parameter.add_(buffer, alpha=-group["lr"])
+        buffer = state["momentum_buffer"]
+        moved = buffer.mul(group["momentum"]).add_(gradient)
+        if self.found_inf is not None:  # a step that is skipped, which only the device knows
+            moved = torch.where(self.found_inf > 0, buffer, moved)
+        step = moved if self.found_inf is None else moved * (1 - self.found_inf)
+        buffer.copy_(moved)
+        parameter.add_(step, alpha=-group["lr"])
 
 
 def build_optimizer(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -75,13 +84,19 @@ def _without_decay(group: dict[str, Any]) -> Groups:
 
 def _sgd(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
     """App. C.1, official MoCo's."""
-    return torch.optim.SGD(
+    optimizer = torch.optim.SGD(
         groups,
         lr=config.lr,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
         fused=True,
     )
+    if config.momentum:
+        # Torch makes them at the first step, out of whatever is in memory: should that step be
+        # broken and skipped, there they would stay.
+        for parameter in parameters_of(optimizer):
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 def _lars(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:

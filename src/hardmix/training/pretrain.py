@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hardmix.data.changed_data import write_list
+from hardmix.data.changed_data import record_data, write_list
 from hardmix.data.datasets import ImageSet
 from hardmix.data.own_views import OWN_VIEWS, Pipeline
 from hardmix.data.workers import dead_workers_named
@@ -22,6 +22,7 @@ from hardmix.mixing.plans import Strategy
 from hardmix.runs.folder import OWN_TRUNK, Resume, Run, check_resumable
 from hardmix.runtime.atomic_files import locked_folder, remove_leftovers
 from hardmix.runtime.console import Meter, progress, say
+from hardmix.runtime.device import algorithms_chosen
 from hardmix.runtime.distributed import (
     agree_on_max,
     broadcast,
@@ -30,6 +31,7 @@ from hardmix.runtime.distributed import (
     mean_over_ranks,
 )
 from hardmix.runtime.profile import end_step, profiling, start_steps
+from hardmix.runtime.rendezvous import losses_named
 from hardmix.runtime.signals import listening
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.roots import absolute_root
@@ -49,6 +51,7 @@ from hardmix.training.state import (
     pause,
     restore,
     save_checkpoint,
+    settle,
 )
 from hardmix.training.step import take_step
 from hardmix.training.unsaved import GONE, end_if_gone
@@ -90,8 +93,10 @@ def pretrain(
     again = bool(agree_on_max(int(is_main() and run.resumes(resume))))
     with listening() as stop:
         training = prepare(config, run, own, stop)
-        profiled = profiling(config.train.profile, training.compute.device)
-        with locked_folder(run.path), status_recorded(training), profiled as stopwatch:
+        device = training.compute.device
+        profiled = profiling(config.train.profile, device)
+        chosen = algorithms_chosen(device, config.train.deterministic)
+        with locked_folder(run.path), status_recorded(training), chosen, profiled as stopwatch:
             start(training, resume=again, allow_changed_data=allow_changed_data)
             train(training)
             lost = finish(training, None if trunk is None else OWN_TRUNK)
@@ -105,9 +110,12 @@ def pretrain(
 def status_recorded(training: Training) -> Iterator[None]:
     """status.json says how the run ended, but for a kill -9."""
     try:
-        yield
+        with losses_named():
+            yield
     except UnfinishedError as error:
-        training.run.set_status("stopped", step=training.step, reason=str(error))
+        failed = isinstance(error, InputError)  # another process has, with an error of its own
+        state = "failed" if failed else "stopped"
+        training.run.set_status(state, step=training.step, reason=str(error))
         raise
     except BaseException as error:
         why = f"{type(error).__name__}: {error}"
@@ -131,8 +139,10 @@ def start(training: Training, *, resume: bool, allow_changed_data: bool = False)
         elif is_main():
             Run.create(run.path, config)
         describe_start(config, training.images, training.compute, run)
+        training.data = record_data(training.images, config.data)
         restored = resume and restore(training, allow_changed_data=allow_changed_data)
-        write_list(run.images_file, training.images)
+        write_list(run.images_file, training.data)
+        training.data = training.data._replace(sizes=None)
         for metric_log in training.logs:
             metric_log.open(run, training.step)
             training.opened.append(metric_log)
@@ -151,7 +161,6 @@ def train(training: Training) -> None:
     epochs = config.train.last_epoch
     with progress(config.method, epochs * steps, training.step) as meter, dead_workers_named():
         for epoch in range(training.epoch, epochs):
-            pause(training)
             training.method.begin_epoch(epoch)
             if training.position < steps:  # else stopped while its accuracy was measured
                 train_epoch(training, epoch, meter)
@@ -171,13 +180,18 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
     started, images = time.perf_counter(), 0
     start_steps()
     for batch in loader.epoch(epoch, training.position):
+        # Here all processes have their images: one whose disk failed is noticed before a GPU waits.
+        pause(training)
         loss = take_step(training, batch, epoch)
         training.losses += [] if loss is None else [loss]
         training.step += 1
         training.position += 1
         images += config.train.batch_size
         last = training.position == loader.steps_per_epoch
-        if training.losses and (training.step % config.train.log_every == 0 or last):
+        described = last or training.step % config.train.log_every == 0
+        if described:
+            settle(training)
+        if described and training.losses:
             line = describe_steps(training, epoch)
             seconds = time.perf_counter() - started
             training.seconds += seconds
@@ -186,8 +200,6 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
             watch(line)
             meter.advance(training.step, progress_text(line, config))
             started, images = time.perf_counter(), 0
-        if not last:
-            pause(training)
         end_step()
 
 
@@ -230,7 +242,7 @@ def measure_knn(training: Training, epoch: int) -> bool:
     for buffer in trunk.buffers():  # rank 0's statistics are those that are saved
         broadcast(buffer)
     options: dict[str, Any] = {
-        "compute": training.compute,
+        "compute": training.compute._replace(bf16=False, fp16=False),  # as `hardmix knn` does
         "title": "k-NN features",
         "between": partial(pause, training),
     }

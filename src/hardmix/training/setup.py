@@ -17,15 +17,16 @@ from hardmix.models.encoders import UNSPLIT_WARNING
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import warn
 from hardmix.runtime.device import choose_compute
-from hardmix.runtime.distributed import world_size
+from hardmix.runtime.distributed import meet, world_size
 from hardmix.runtime.memory import memory_of
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import DataConfig, PretrainConfig
 from hardmix.training.knn_images import open_knn_images
+from hardmix.training.loss_scaler import LossScaler
 from hardmix.training.metric_logs import OnLog, open_logs
-from hardmix.training.nan_guard import BatchNormSnapshot
-from hardmix.training.optimizers import build_optimizer
+from hardmix.training.nan_guard import StepSnapshot, judged_late
+from hardmix.training.optimizers import build_optimizer, parameters_of
 from hardmix.training.state import Training
 from hardmix.weights.initial import imported_parts, initial_trunk
 
@@ -70,7 +71,12 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
     method = build_method(config, materials)
     method.adopt(imported_parts(config, run))
     method.to(compute.device).to(memory_format=torch.channels_last).train()
+    if config.train.compile != "no":
+        method.compile_parts(also_loss=config.train.compile == "all")
+    meet()  # a process that could not build its own is noticed before the others wait on GPUs
     method.distribute()
+    optimizer = build_optimizer(method.parameter_groups(), config.optimizer)
+    late = judged_late(compute.device)
     return Training(
         config=config,
         run=run,
@@ -79,8 +85,10 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
         images=images,
         loader=loader,
         method=method,
-        optimizer=build_optimizer(method.parameter_groups(), config.optimizer),
-        batch_norms=BatchNormSnapshot(method),
+        optimizer=optimizer,
+        snapshot=StepSnapshot(method, parameters_of(optimizer), late),
+        late=late,
+        scaler=LossScaler(compute.device) if compute.precision == "fp16" else None,
         stop=stop,
         knn_images=open_knn_images(config, images),
     )
@@ -134,5 +142,14 @@ def check_data(config: PretrainConfig, images: ImageSet | None) -> None:
             f"train.queue_size={config.train.queue_size} reaches the {number} images: a query will"
             " meet older keys of its own image; set --train.exclude-same-image, or a smaller queue."
         )
-    if config.model.key_bn_splits == 1 and world_size() == 1:
+    splits = config.model.key_bn_splits
+    if splits == 1 and world_size() == 1:
         warn(UNSPLIT_WARNING)
+    if splits < world_size() and config.uses("model.key_bn_splits"):
+        warn(
+            f"model.key_bn_splits={splits} with {world_size()} processes: each process normalises"
+            f" its own keys, so there are {world_size()} groups of"
+            f" {config.train.batch_size // world_size()} keys, not {splits} of"
+            f" {config.train.batch_size // splits}; to say so, set model.key_bn_splits to"
+            f" {world_size()}."
+        )

@@ -8,6 +8,7 @@ rank 0 are saved and evaluated; training does not read them.
 import dataclasses
 import hashlib
 import json
+import math
 import shlex
 import time
 from dataclasses import dataclass, field
@@ -16,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hardmix.data.batches import Batch, Loader
-from hardmix.data.changed_data import data_mark, describe_change
+from hardmix.data.batches import Loader
+from hardmix.data.changed_data import DataRecord, describe_change
 from hardmix.data.datasets import ImageSet
 from hardmix.errors import InputError, OutputError, UnfinishedError
 from hardmix.methods.base import Method, StepOutcome
-from hardmix.runs.checkpoints import optimizer_tensors, restore_optimizer
+from hardmix.runs.checkpoints import optimizer_tensors, share_optimizer
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import say, warn
 from hardmix.runtime.device import Compute
@@ -38,10 +39,12 @@ from hardmix.runtime.distributed import (
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import PretrainConfig
 from hardmix.training.knn_images import KnnImages
+from hardmix.training.loss_scaler import LossScaler
 from hardmix.training.metric_logs import MetricLog
 from hardmix.training.nan_guard import (
     MOST_SKIPPED,
-    BatchNormSnapshot,
+    PendingStep,
+    StepSnapshot,
     keep_for_inspection,
     likely_reasons,
     some,
@@ -65,12 +68,18 @@ class Training:
     loader: Loader
     method: Method
     optimizer: torch.optim.Optimizer
-    batch_norms: BatchNormSnapshot
+    snapshot: StepSnapshot
+    late: bool
+    """Whether a step's verdict is read a step later."""
+    scaler: LossScaler | None
+    """Of train.precision=fp16."""
     stop: StopRequest
     knn_images: KnnImages | None = None
     """By which the encoder is judged while it trains, where labels are known."""
     opened: list[MetricLog] = field(default_factory=list)
     """Those of `logs` that have to be closed."""
+    data: DataRecord = field(default=DataRecord("", None))
+    """The images as they were when the run started."""
     step: int = 0
     epoch: int = 0
     """Epochs that are done, with all that is measured at their ends."""
@@ -79,7 +88,9 @@ class Training:
     losses: list[Tensor] = field(default_factory=list)
     """This rank's, since the last line of metrics.jsonl."""
     outcomes: list[StepOutcome] = field(default_factory=list)
-    """Of the last step that was applied, part by part."""
+    """Of the last step, part by part, where its measures will be asked for."""
+    pending: PendingStep | None = None
+    """The last step, where it is not yet known whether it was sound."""
     skipped: int = 0
     """Steps skipped in a row (train.on_nan=skip)."""
     best: dict[str, Any] | None = None
@@ -112,6 +123,7 @@ def pause(training: Training) -> None:
 
 def save_checkpoint(training: Training) -> None:
     """Everything a resumed run needs. A disk without room costs this checkpoint, not the run."""
+    settle(training)
     losses = gather(torch.stack(training.losses)[None]) if training.losses else None
     training.saved_at = time.monotonic()
     if not is_main():
@@ -119,6 +131,8 @@ def save_checkpoint(training: Training) -> None:
     tensors = {f"objective.{k}": v for k, v in training.method.state_dict().items()}
     moving = optimizer_tensors(training.optimizer)
     tensors |= {f"optimizer.{name}": value for name, value in moving.items()}
+    if training.scaler is not None:
+        tensors |= {f"scaler.{k}": v for k, v in training.scaler.tensors().items()}
     if losses is not None:
         tensors["losses"] = losses
     try:
@@ -144,7 +158,7 @@ def _facts(training: Training) -> dict[str, Any]:
         "keep": bool(keep) and training.position == 0 and training.epoch % keep == 0,
         "logs": training.run.log_lengths(),
         "seconds": training.seconds,
-        "data": data_mark(training.images, training.config.data),
+        "data": training.data.mark,
         "processes": world_size(),
         "trunk": _trunk_name(training.method),
         "config": dataclasses.asdict(training.config),
@@ -173,6 +187,8 @@ def restore(training: Training, *, allow_changed_data: bool = False) -> bool:
     _load_method(training, tensors)
     _load_optimizer(training, tensors)
     _load_losses(training, tensors)
+    for name, value in {} if training.scaler is None else training.scaler.tensors().items():
+        broadcast(value.copy_(tensors.get(f"scaler.{name}", value)))
     training.step, training.seconds = manifest["step"], manifest["seconds"]
     steps = training.loader.steps_per_epoch
     epoch, position = divmod(training.step, steps)  # of format 1, which saved at epochs' ends
@@ -193,10 +209,10 @@ def restore(training: Training, *, allow_changed_data: bool = False) -> bool:
 
 
 def _check_data(training: Training, manifest: dict[str, Any], allowed: bool) -> bool:
-    mark = data_mark(training.images, training.config.data)
+    mark = training.data.mark
     if manifest["data"] in (mark, mark.split()[0]):  # format 1 called all shards "shards"
         return False
-    change = describe_change(training.run.images_file, training.images)
+    change = broadcast_text(describe_change(training.run.images_file, training.data))
     said = f"the images have changed since the run was started: {change}"
     if not allowed:
         raise InputError(
@@ -228,18 +244,13 @@ def _load_method(training: Training, tensors: dict[str, Tensor]) -> None:
 def _load_optimizer(training: Training, tensors: dict[str, Tensor]) -> None:
     prefix = "optimizer."
     saved = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-    shapes = json.loads(broadcast_text(json.dumps({k: list(v.shape) for k, v in saved.items()})))
-    if not is_main():
-        saved = {name: torch.zeros(shape) for name, shape in shapes.items()}
     try:
-        restore_optimizer(training.optimizer, saved)
+        share_optimizer(training.optimizer, saved)
     except (IndexError, RuntimeError) as error:
         raise InputError(
             f"the checkpoint in {training.run.checkpoints} does not fit the optimizer: resume with"
             " the network and optimizer it was trained with."
         ) from error
-    for value in optimizer_tensors(training.optimizer).values():
-        broadcast(value)
 
 
 def _load_losses(training: Training, tensors: dict[str, Tensor]) -> None:
@@ -279,25 +290,47 @@ def check_ranks_agree(training: Training) -> None:
             )
 
 
-def meet_fault(training: Training, batch: Batch, fault: str) -> None:
+def settle(training: Training) -> bool:
+    """Read the last step's verdict, where that was not done yet; False: it was broken, and undone.
+
+    The gradients of train.precision=fp16 overflow now and then: the scale is lowered, no weight
+    moves, and that is no fault while the loss is a number.
+    """
+    pending, training.pending = training.pending, None
+    if pending is None:
+        return True
+    broken, loss = pending.verdict.read().tolist()
+    fault = bool(broken)
+    if fault and training.scaler is not None:
+        fault = bool(agree_on_max(int(not math.isfinite(loss))))
+    if not fault:
+        training.skipped = 0
+        return True
+    meet_fault(training, pending, f"gradients hold NaN or infinity (loss {loss:.4g})")
+    return False
+
+
+def meet_fault(training: Training, broken: PendingStep, fault: str) -> None:
     """A step that is not applied: said, kept for inspection, and after `train.on_nan` the end."""
-    config = training.config
-    training.batch_norms.restore()
+    config, batch = training.config, broken.batch
+    training.snapshot.restore(broken.step)
     training.optimizer.zero_grad()
+    training.losses = [loss for loss in training.losses if loss is not broken.loss]
+    training.outcomes = []
     training.skipped += 1
     numbers = gather(batch.ids).tolist()
     images = training.images
     names = [f"image {n}" if images is None else images.name_of(n) for n in numbers]
-    facts = {"step": training.step, "fault": fault, "images": names}
+    facts = {"step": broken.step, "fault": fault, "images": names}
     facts |= {"epoch": training.epoch, "lr": training.optimizer.param_groups[0]["lr"]}
     state = training.method.state_dict() if is_main() else {}
-    folder = training.run.path / f"nan-step-{training.step}"
+    folder = training.run.path / f"nan-step-{broken.step}"
     tensors = {f"view-{number}": view for number, view in enumerate(batch.views)}
     tensors |= {"labels": batch.labels, "ids": batch.ids}
     kept = keep_for_inspection(folder, state, tensors, facts)
-    reasons = likely_reasons(config.optimizer.lr, training.compute.bf16)
+    reasons = likely_reasons(config.optimizer.lr, training.compute.precision)
     said = (
-        f"step {training.step} is not applied: {fault}. Its images: {some(names)}. Likely reasons:"
+        f"step {broken.step} is not applied: {fault}. Its images: {some(names)}. Likely reasons:"
         f" {reasons}; {kept}."
     )
     if config.train.on_nan == "stop" or training.skipped > MOST_SKIPPED:

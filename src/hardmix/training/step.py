@@ -5,39 +5,89 @@ from torch import Tensor
 
 from hardmix.data.batches import Batch, parts_of
 from hardmix.methods.base import Method, NonFiniteError, StepOutcome, TrainingPosition
+from hardmix.runtime.device import Late
 from hardmix.runtime.distributed import no_sync, rank
 from hardmix.runtime.profile import timed
 from hardmix.runtime.random_numbers import seed_of
-from hardmix.training.nan_guard import check_gradients
+from hardmix.training.nan_guard import PendingStep, gradients_broken
 from hardmix.training.optimizers import clip_gradients, parameters_of, set_learning_rate
-from hardmix.training.state import Training, meet_fault
+from hardmix.training.state import Training, meet_fault, settle
 
 
 def take_step(training: Training, batch: Batch, epoch: int) -> Tensor | None:
-    """One step; None where it would have spoilt the weights, and nothing was changed."""
-    config, method, optimizer = training.config, training.method, training.optimizer
-    seed_own_randomness(training)
-    set_learning_rate(optimizer, config, epoch, training.position / training.loader.steps_per_epoch)
-    training.batch_norms.note()
-    optimizer.zero_grad()
-    try:
-        outcomes = compute_gradients(method, batch, TrainingPosition(training.step, epoch))
-        loss = torch.stack([outcome.loss for outcome in outcomes]).mean()
-        check_gradients(loss, parameters_of(optimizer))
-    except NonFiniteError as fault:
-        meet_fault(training, batch, str(fault))
+    """One step; None where it would have spoilt the weights, and nothing was changed.
+
+    On a GPU that is known a step later: the optimizer then leaves the weights as they are, and
+    `settle` undoes the rest in the middle of the next step, which begins again.
+    """
+    config, optimizer = training.config, training.optimizer
+    steps = training.loader.steps_per_epoch
+    set_learning_rate(optimizer, config, epoch, training.position / steps)
+    last = training.position + 1 == steps
+    described = last or (training.step + 1) % config.train.log_every == 0
+    at = TrainingPosition(training.step, epoch, described=described)
+    outcomes, fault = attempt(training, batch, at)
+    if not settle(training):
+        outcomes, fault = attempt(training, batch, at)
+    if fault is not None:
+        nothing = PendingStep(training.step, batch, torch.zeros(()), Late(torch.zeros(())))
+        meet_fault(training, nothing, fault)
         return None
-    clip_gradients(parameters_of(optimizer), config.optimizer)
-    with timed("optimizer"):
-        optimizer.step()
-    with timed("queue"):
-        method.after_step(batch, outcomes)
-    training.outcomes, training.skipped = outcomes, 0
+    loss = torch.stack([outcome.loss for outcome in outcomes]).mean()
+    broken = check_gradients(training)
+    verdict = Late(torch.stack([broken, loss]))
+    training.pending = PendingStep(training.step, batch, loss, verdict)
+    if not training.late and not settle(training):
+        return None
+    apply(training, batch, outcomes, broken)
+    training.outcomes = outcomes if described else []
     return loss
 
 
-def compute_gradients(method: Method, batch: Batch, at: TrainingPosition) -> list[StepOutcome]:
-    """The gradients of a batch, part by part (train.accumulate); what each part gave."""
+def attempt(
+    training: Training, batch: Batch, at: TrainingPosition
+) -> tuple[list[StepOutcome], str | None]:
+    """The gradients of a batch; or what a method found wrong with it."""
+    training.snapshot.note(at.step)
+    seed_own_randomness(training)
+    training.optimizer.zero_grad()
+    scale = None if training.scaler is None else training.scaler.scale
+    try:
+        return compute_gradients(training.method, batch, at, scale), None
+    except NonFiniteError as fault:
+        return [], str(fault)
+
+
+def check_gradients(training: Training) -> Tensor:
+    """1 where they are NaN or infinite, else 0: on the device, for the optimizer."""
+    parameters = parameters_of(training.optimizer)
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    if training.scaler is None:
+        return gradients_broken(gradients)
+    return training.scaler.unscale_(gradients)
+
+
+def apply(training: Training, batch: Batch, outcomes: list[StepOutcome], broken: Tensor) -> None:
+    """Move the weights, unless gradients are broken, and let the method write what it keeps."""
+    optimizer = training.optimizer
+    clip_gradients(parameters_of(optimizer), training.config.optimizer)
+    if training.scaler is not None or training.late:
+        optimizer.found_inf = broken  # type: ignore[attr-defined]  # torch's own name for it
+    with timed("optimizer"):
+        optimizer.step()
+    if training.scaler is not None:
+        training.scaler.update(broken)
+    with timed("queue"):
+        training.method.after_step(batch, outcomes)
+
+
+def compute_gradients(
+    method: Method, batch: Batch, at: TrainingPosition, scale: Tensor | None = None
+) -> list[StepOutcome]:
+    """The gradients of a batch, part by part (train.accumulate); what each part gave.
+
+    `scale`: of the loss, where gradients in half precision would vanish.
+    """
     parts, compute = method.config.train.accumulate, method.materials.compute
     networks = [method.network(name) for name in method.networks()]
     method.begin_step(at)
@@ -47,7 +97,8 @@ def compute_gradients(method: Method, batch: Batch, at: TrainingPosition) -> lis
             with compute.autocast():
                 outcome = method.loss(part, at._replace(part=number))
             with timed("backward"):
-                (outcome.loss / parts).backward()
+                loss = outcome.loss / parts
+                (loss if scale is None else loss * scale).backward()
         outcome.loss = outcome.loss.detach()
         outcomes.append(outcome)
     return outcomes

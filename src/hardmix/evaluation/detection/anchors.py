@@ -1,8 +1,12 @@
 """The RPN's anchors in detectron2's order: rows, columns, then sizes, then ratios in each size."""
 
+from functools import cache
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from hardmix.runtime.device import send
 
 STRIDE = 16
 """Pixels per cell of the map that the RPN reads: layer3's, for every size of image."""
@@ -34,4 +38,9 @@ def anchors_of(features: Float[Tensor, "images channels rows columns"]) -> Float
     x = torch.arange(columns, device=features.device).float() * STRIDE
     y, x = torch.meshgrid(y, x, indexing="ij")
     corners = torch.stack([x, y, x, y], dim=-1).reshape(-1, 1, 4)
-    return (corners + cell_anchors().to(features.device)).reshape(-1, 4)
+    return (corners + _on_device(features.device)).reshape(-1, 4)
+
+
+@cache
+def _on_device(device: torch.device) -> Tensor:
+    return send(cell_anchors(), device)

@@ -41,7 +41,7 @@ from hardmix.runs.weight_files import read_weights
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import progress, say, table, warn
 from hardmix.runtime.device import choose_compute
-from hardmix.runtime.distributed import is_main
+from hardmix.runtime.distributed import broadcast_text, is_main, meet
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.detection_options import DetectionConfig
 from hardmix.settings.saved import read_json
@@ -174,6 +174,21 @@ def claim(folder: Path, config: DetectionConfig, root: Path, weights: Path | Non
             raise InputError(f"--out {folder} cannot be written: {error.strerror}.") from error
 
 
+def _finished(file: Path) -> dict[str, Any] | None:
+    """The result of a trial that is done, read by rank 0 for all; None where it is not."""
+    text = ""
+    if is_main() and file.exists():
+        try:
+            _headline(read_json(file)["scores"])
+            text = file.read_text()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
+            raise InputError(
+                f"{file} is not whole ({error}): delete it, and the trial is tested again."
+            ) from error
+    text = broadcast_text(text)
+    return json.loads(text) if text else None
+
+
 def run_trial(
     folder: Path,
     seed: int,
@@ -184,25 +199,22 @@ def run_trial(
 ) -> dict[str, Any]:
     """One detector, trained and tested; what is already done is not repeated."""
     file = folder / "result.json"
-    if file.exists():
-        try:
-            finished: dict[str, Any] = read_json(file)
-            headline = _headline(finished["scores"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
-            raise InputError(
-                f"{file} is not whole ({error}): delete it, and the trial is tested again."
-            ) from error
-        say(f"{folder.name} is finished: {headline}")
+    finished = _finished(file)
+    if finished is not None:
+        say(f"{folder.name} is finished: {_headline(finished['scores'])}")
         return finished
-    folder.mkdir(parents=True, exist_ok=True)
+    if is_main():
+        folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    device = choose_compute(config.device).device
+    compute = choose_compute(config.device, config.precision)
+    device = compute.device
     torch.manual_seed(seed_of("detector's heads", seed))
-    detector = build_detector(trunk, len(splits.train.classes), config).to(device)
+    detector = build_detector(trunk, len(splits.train.classes), config, device)
     optimizer = build_optimizer(detector, config)
     training = DetectorTraining(
-        config, seed, splits.train, Run(folder), detector, optimizer, device
+        config, seed, splits.train, Run(folder), detector, optimizer, compute
     )
+    meet()
     restore(training)
     batches = Batches(splits.train, config, seed, device)
     curve = train(training, batches, splits, root)
@@ -244,7 +256,7 @@ def test(
     """AP on the test images, and what was found in them."""
     config = training.config
     found = find_objects(
-        training.detector, splits.test.images, config.test_side, config.workers, training.device
+        training.detector, splits.test.images, config.test_side, config.workers, training.compute
     )
     return score(config.task, splits.test, found, root), found
 

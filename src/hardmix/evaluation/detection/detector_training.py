@@ -4,6 +4,7 @@ Every random choice is a function of (seed, step): a run that was stopped goes o
 been.
 """
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from hardmix.data.workers import WorkerPool
 from hardmix.errors import InputError
 from hardmix.evaluation.detection.c4 import C4Detector, Image
 from hardmix.evaluation.detection.matching import Sampling
-from hardmix.evaluation.detection.norms import make_precise, synchronised
+from hardmix.evaluation.detection.norms import CPU, batch_norms, make_precise, synchronised
 from hardmix.evaluation.detection.roi_heads import RoiSettings, Target
 from hardmix.evaluation.detection.rpn import RpnSettings, TopK
 from hardmix.evaluation.detection.samples import DetectionImage, DetectionSet
@@ -27,10 +28,19 @@ from hardmix.evaluation.detection.transforms import (
     grouped_batches,
     training_input,
 )
-from hardmix.runs.checkpoints import optimizer_tensors, restore_optimizer
+from hardmix.runs.checkpoints import optimizer_tensors, share_optimizer
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import Meter, say, warn
-from hardmix.runtime.distributed import is_main, rank, world_size, wrap
+from hardmix.runtime.device import Compute, Late, read_together, send
+from hardmix.runtime.distributed import (
+    broadcast_text,
+    is_main,
+    meet,
+    rank,
+    share_state,
+    world_size,
+    wrap,
+)
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.detection_options import DetectionConfig
 
@@ -54,17 +64,21 @@ class DetectorTraining:
     """The trial's own: checkpoints and metrics."""
     detector: C4Detector
     optimizer: torch.optim.SGD
-    device: torch.device
+    compute: Compute
     step: int = 0
+    late: tuple[int, Late] | None = None
+    """The last step and its loss, which on a GPU is read a step later."""
 
     def __post_init__(self) -> None:
         self.model: nn.Module = self.detector
         if world_size() > 1:
-            self.model = wrap(self.detector, self.device)
+            self.model = wrap(self.detector, self.compute.device)
 
 
-def build_detector(trunk: nn.Module, classes: int, config: DetectionConfig) -> C4Detector:
-    """The detector around a trunk, its batch norms trained and synchronised."""
+def build_detector(
+    trunk: nn.Module, classes: int, config: DetectionConfig, device: torch.device = CPU
+) -> C4Detector:
+    """The detector around a trunk, its batch norms trained and synchronised, for a device."""
     detector = C4Detector(
         trunk,
         classes,
@@ -72,18 +86,13 @@ def build_detector(trunk: nn.Module, classes: int, config: DetectionConfig) -> C
         rpn=RpnSettings(test=TopK(6000, config.proposals)),
         roi=RoiSettings(sampling=Sampling(config.regions, 0.25)),
     )
-    synchronised(detector)
-    return detector
+    synchronised(detector, device)
+    return detector.to(device)
 
 
 def build_optimizer(detector: nn.Module, config: DetectionConfig) -> torch.optim.SGD:
     """SGD without weight decay on batch norm."""
-    norms = [
-        parameter
-        for layer in detector.modules()
-        if isinstance(layer, nn.BatchNorm2d)
-        for parameter in layer.parameters()
-    ]
+    norms = [parameter for layer in batch_norms(detector) for parameter in layer.parameters()]
     known = set(map(id, norms))
     others = [parameter for parameter in detector.parameters() if id(parameter) not in known]
     groups = [
@@ -105,22 +114,31 @@ def learning_rate(config: DetectionConfig, step: int) -> float:
 def train_until(training: DetectorTraining, stop: int, batches: "Batches", meter: Meter) -> None:
     """Steps up to `stop`; the last losses go to metrics.jsonl now and then."""
     config, detector, model = training.config, training.detector, training.model.train()
+    shown = ""
     for images, targets in batches.read(training.step, stop):
+        meet()  # a process without its images is noticed before the others wait on GPUs
         rate = learning_rate(config, training.step)
         for group in training.optimizer.param_groups:
             group["lr"] = rate
         seed_sampling(detector, training.seed, training.step)
-        losses: dict[str, Tensor] = model(images, targets)
+        with training.compute.autocast():
+            losses: dict[str, Tensor] = model(images, targets)
         total = torch.stack(list(losses.values())).sum()
         training.optimizer.zero_grad()
         total.backward()
-        loss = check_finite(float(total.detach()), training)
+        check_finite(training)  # of the step before: the device has long made it
+        training.late = training.step, Late(total)
+        if training.compute.device.type == "cpu":
+            check_finite(training)
         training.optimizer.step()
         training.step += 1
-        meter.advance(training.step, f"loss {loss:.3f}")
-        if training.step % config.log_every == 0 and is_main():
-            parts = {name: float(value.detach()) for name, value in losses.items()}
-            training.folder.log({"step": training.step, "loss": loss, "lr": rate, **parts})
+        if training.step % config.log_every == 0:
+            check_finite(training)
+            numbers = read_together({"loss": total.detach(), **losses})
+            shown = f"loss {numbers['loss']:.3f}"
+            if is_main():
+                training.folder.log({"step": training.step, "lr": rate, **numbers})
+        meter.advance(training.step, shown)
 
 
 def seed_sampling(detector: C4Detector, seed: int, step: int) -> None:
@@ -129,14 +147,17 @@ def seed_sampling(detector: C4Detector, seed: int, step: int) -> None:
     detector.shuffle = partial(torch.randperm, generator=generator)
 
 
-def check_finite(loss: float, training: DetectorTraining) -> float:
-    """Refuse to step on a loss that is no number; the last checkpoint stays good."""
-    if math.isfinite(loss):
-        return loss
-    raise InputError(
-        f"the loss is {loss} at step {training.step}: detect.lr={training.config.lr:g} is most"
-        " likely too high for this batch; start again with a lower --lr and another --out."
-    )
+def check_finite(training: DetectorTraining) -> None:
+    """Stop at a loss that is NaN or infinite; the last checkpoint stays good."""
+    if training.late is None:
+        return
+    (step, late), training.late = training.late, None
+    loss = float(late.read())
+    if not math.isfinite(loss):
+        raise InputError(
+            f"the loss is {loss} at step {step}: detect.lr={training.config.lr:g} is"
+            " most likely too high for this batch; start again with a lower --lr and another --out."
+        )
 
 
 def precise_statistics(training: DetectorTraining, batches: "Batches") -> None:
@@ -182,7 +203,7 @@ class Batches:
                 if fault not in self.unreadable:
                     self.unreadable.add(fault)
                     warn(f"{fault}: left out.")
-            images = [each.image.to(self._device) for each in inputs]
+            images = [send(each.image, self._device) for each in inputs]
             yield images, [_target(each, self._device) for each in inputs]
 
     def close(self) -> None:
@@ -220,12 +241,13 @@ def read_batch(
 
 
 def _target(each: DetectorInput, device: torch.device) -> Target:
-    masks = None if each.masks is None else each.masks.to(device)
-    return Target(each.boxes.to(device), each.classes.to(device), masks)
+    masks = None if each.masks is None else send(each.masks, device)
+    return Target(send(each.boxes, device), send(each.classes, device), masks)
 
 
 def save(training: DetectorTraining) -> None:
     """A checkpoint, from which a stopped trial goes on."""
+    check_finite(training)
     tensors = {f"detector.{k}": v for k, v in training.detector.state_dict().items()}
     moving = optimizer_tensors(training.optimizer)
     tensors |= {f"optimizer.{name}": value for name, value in moving.items()}
@@ -234,20 +256,24 @@ def save(training: DetectorTraining) -> None:
 
 
 def restore(training: DetectorTraining) -> None:
-    """Go on from the newest whole checkpoint, where there is one."""
-    found = training.folder.load_checkpoint()
-    if found is None:
+    """Go on from the newest whole checkpoint, where there is one; rank 0 reads it and shares it."""
+    found = training.folder.load_checkpoint() if is_main() else None
+    step = json.loads(broadcast_text(json.dumps(found and found.manifest["step"])))
+    if step is None:
         return
-    tensors, manifest, broken = found
-    for name in broken:
+    for name in found.broken if found else ():
         warn(f"{name} does not match its checksum: the checkpoint before it is used.")
     detector, momentum = (
-        {k.removeprefix(part): v for k, v in tensors.items() if k.startswith(part)}
+        {k.removeprefix(part): v for k, v in found.tensors.items() if k.startswith(part)}
+        if found
+        else {}
         for part in ("detector.", "optimizer.")
     )
-    training.detector.load_state_dict(detector)
-    restore_optimizer(training.optimizer, momentum)
-    training.step = manifest["step"]
+    if is_main():
+        training.detector.load_state_dict(detector)
+    share_state(training.detector)
+    share_optimizer(training.optimizer, momentum)
+    training.step = step
     if is_main():
         training.folder.forget_after(training.step)
     say(f"Going on from step {training.step}.")

@@ -24,7 +24,7 @@ class MaskHead(nn.Module):
         self, maps: Float[Tensor, "n inputs half half"]
     ) -> Float[Tensor, "n classes side side"]:
         """Logits of every class's mask."""
-        logits: Tensor = self.predictor(torch.relu(self.deconv(maps)))
+        logits: Tensor = self.predictor(torch.relu(self.deconv(maps))).float()
         return logits
 
 

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hardmix.runtime.device import send
+
 Shuffle = Callable[[int], Tensor]
 """n -> an order of 0..n-1; `torch.randperm`, or `torch.arange` for "the first ones"."""
 
@@ -61,4 +63,4 @@ def sample(
 
 
 def _order(count: int, shuffle: Shuffle, device: torch.device) -> Int[Tensor, " n"]:
-    return shuffle(count).to(device)
+    return send(shuffle(count), device)

@@ -1,18 +1,20 @@
 """Batch norm of a detector: synchronised over processes, and made precise before the test.
 
-torch's own SyncBatchNorm runs on GPUs alone. Official MoCo's detectors use detectron2's "naive"
-one, in which every process counts the same; this is that, and runs anywhere.
+On GPUs torch's own SyncBatchNorm, which needs one call a layer and refuses CPUs. There ours: that
+of detectron2, which official MoCo's detectors use, in which every process counts the same.
 """
 
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.distributed
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from hardmix.runtime.distributed import world_size
+from hardmix.runtime.distributed import add_up, world_size
+
+CPU = torch.device("cpu")
 
 
 class SyncedBatchNorm2d(nn.BatchNorm2d):
@@ -38,16 +40,25 @@ class SyncedBatchNorm2d(nn.BatchNorm2d):
         self.running_var.lerp_(variance, momentum)
 
 
-def synchronised(module: nn.Module) -> nn.Module:
-    """The same module, its batch norms replaced by synchronised ones with the same tensors."""
+def synchronised(module: nn.Module, device: torch.device = CPU) -> nn.Module:
+    """The same module, its batch norms replaced by synchronised ones with the same tensors.
+
+    By the kind of device that it will run on.
+    """
+    kind = nn.SyncBatchNorm if device.type == "cuda" else SyncedBatchNorm2d
     for name, child in module.named_children():
         if type(child) is nn.BatchNorm2d:
-            synced = SyncedBatchNorm2d(child.num_features, child.eps, child.momentum)
+            synced = kind(child.num_features, child.eps, child.momentum)
             synced.load_state_dict(child.state_dict())
             setattr(module, name, synced.to(child.weight.device))
         else:
-            synchronised(child)
+            synchronised(child, device)
     return module
+
+
+def batch_norms(module: nn.Module) -> list[_BatchNorm]:
+    """All of them, synchronised ones too."""
+    return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
 
 
 class _MeanOverProcesses(torch.autograd.Function):
@@ -63,8 +74,7 @@ class _MeanOverProcesses(torch.autograd.Function):
 
 def _mean(value: Tensor) -> Tensor:
     total = value.detach().clone(memory_format=torch.contiguous_format)
-    torch.distributed.all_reduce(total)
-    return total / world_size()
+    return add_up(total) / world_size()
 
 
 def mean_over_processes(value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -78,23 +88,21 @@ def mean_over_processes(value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 class _Sums:
     """Number, sum and sum of squares of all that passes a batch norm, by channel."""
 
-    def __init__(self, norm: nn.BatchNorm2d) -> None:
+    def __init__(self, norm: _BatchNorm) -> None:
         self.norm = norm
-        self.values = torch.zeros(3, norm.num_features, dtype=torch.float64)
+        self.values = norm.weight.new_zeros(3, norm.num_features, dtype=torch.float64)
         self._hook = norm.register_forward_pre_hook(self._add)
 
     def _add(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         maps = inputs[0].detach().double()
         count = torch.full_like(maps[0, :, 0, 0], maps.numel() / maps.shape[1])
         sums = [count, maps.sum(dim=(0, 2, 3)), maps.square().sum(dim=(0, 2, 3))]
-        self.values = self.values.to(maps.device) + torch.stack(sums)
+        self.values += torch.stack(sums)
 
     def write(self) -> None:
         """Mean and variance of the whole, of all processes, become the norm's own."""
         self._hook.remove()
-        if world_size() > 1:
-            torch.distributed.all_reduce(self.values)
-        count, total, squares = self.values
+        count, total, squares = add_up(self.values)
         mean = total / count
         assert self.norm.running_mean is not None
         assert self.norm.running_var is not None
@@ -109,9 +117,8 @@ def make_precise(detector: nn.Module, batches: Iterable[Any]) -> None:
     What passes the norms in training mode counts, each batch by its size (as fvcore's precise BN
     does); the processes' batches are one set, so that all of them agree.
     """
-    norms = [layer for layer in detector.modules() if isinstance(layer, nn.BatchNorm2d)]
     detector.train()
-    all_sums = [_Sums(norm) for norm in norms]
+    all_sums = [_Sums(norm) for norm in batch_norms(detector)]
     for images, targets in batches:
         detector(images, targets)
     for sums in all_sums:

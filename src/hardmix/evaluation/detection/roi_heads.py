@@ -105,7 +105,7 @@ class RoiHeads(nn.Module):
         pooled = maps.mean(dim=(2, 3))
         positive = (classes != self.background).nonzero()[:, 0]
         losses = {
-            "loss_cls": cross_entropy(self.classes(pooled), classes),
+            "loss_cls": cross_entropy(self.classes(pooled).float(), classes),
             "loss_box_reg": self._box_loss(pooled[positive], regions, targets) / len(classes),
         }
         if self.mask is not None:
@@ -149,7 +149,7 @@ class RoiHeads(nn.Module):
         return l1_loss(own, encode(boxes, wanted, SCALE), reduction="sum")
 
     def _deltas(self, pooled: Float[Tensor, "n width"]) -> Float[Tensor, "n classes 4"]:
-        deltas: Tensor = self.boxes(pooled)
+        deltas: Tensor = self.boxes(pooled).float()
         return deltas.reshape(len(pooled), self.background, 4)
 
     @torch.no_grad()
@@ -161,7 +161,7 @@ class RoiHeads(nn.Module):
     ) -> list[Found]:
         """Each image's detections. Masks are of the detected boxes: layer4 runs again on those."""
         pooled = self(features, proposals).mean(dim=(2, 3))
-        probabilities = self.classes(pooled).softmax(dim=1)
+        probabilities = self.classes(pooled).float().softmax(dim=1)
         deltas = self._deltas(pooled)
         boxes = decode(torch.cat(proposals)[:, None], deltas, SCALE)
         counts = [len(each) for each in proposals]

@@ -64,8 +64,9 @@ class Rpn(nn.Module):
     def forward(self, features: Float[Tensor, "images channels rows columns"]) -> RpnOutput:
         """Logits and deltas of all anchors."""
         hidden = torch.relu(self.conv(features))
-        logits = self.objectness(hidden).permute(0, 2, 3, 1).flatten(1)
-        deltas = self.deltas(hidden).permute(0, 2, 3, 1)
+        # In float32 also inside autocast: boxes are made of them.
+        logits = self.objectness(hidden).float().permute(0, 2, 3, 1).flatten(1)
+        deltas = self.deltas(hidden).float().permute(0, 2, 3, 1)
         return RpnOutput(logits, deltas.reshape(len(features), -1, 4))
 
     @torch.no_grad()

@@ -5,9 +5,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import torch
-import torch.distributed
-
 from hardmix.data.workers import WorkerPool
 from hardmix.evaluation.detection.boxes import Size
 from hardmix.evaluation.detection.c4 import C4Detector
@@ -23,7 +20,8 @@ from hardmix.evaluation.detection.samples import (
 from hardmix.evaluation.detection.transforms import DetectorInput, plain_input
 from hardmix.evaluation.detection.voc_eval import voc_ap
 from hardmix.runtime.console import progress
-from hardmix.runtime.distributed import rank, world_size
+from hardmix.runtime.device import Compute, send
+from hardmix.runtime.distributed import gather_objects, rank, world_size
 from hardmix.settings.detection_options import DetectionTask
 
 Scores = dict[str, dict[str, float | None]]
@@ -35,32 +33,31 @@ def find_objects(
     images: Sequence[DetectionImage],
     side: int,
     workers: int,
-    device: torch.device,
+    compute: Compute,
 ) -> list[FoundObjects]:
     """What the detector finds in each image, in its order; the processes share the images."""
     detector.eval()
     mine = list(images)[rank() :: world_size()]
-    pool = WorkerPool(partial(plain_input, side=side), workers, device)
+    pool = WorkerPool(partial(plain_input, side=side), workers, compute.device)
     found = []
     with progress("detecting", len(mine)) as meter:
         for number, each in enumerate(pool.run(mine), start=1):
-            found.append(find_in(detector, each, device))
+            found.append(find_in(detector, each, compute))
             meter.advance(number)
     pool.close()
-    if world_size() == 1:
-        return found
-    everyone: list[list[FoundObjects]] = [[] for _ in range(world_size())]
-    torch.distributed.all_gather_object(everyone, found)
+    everyone = gather_objects(found)
     return [
         everyone[number % world_size()][number // world_size()] for number in range(len(images))
     ]
 
 
-def find_in(detector: C4Detector, each: DetectorInput, device: torch.device) -> FoundObjects:
+def find_in(detector: C4Detector, each: DetectorInput, compute: Compute) -> FoundObjects:
     """One image's objects, in the pixels of its file."""
     seen = Size(*each.image.shape[1:])
     original = Size(each.sample.height, each.sample.width)
-    found = resized(detector.detect([each.image.to(device)])[0], seen, original)
+    with compute.autocast():
+        seen_objects = detector.detect([send(each.image, compute.device)])[0]
+    found = resized(seen_objects, seen, original)
     masks = None if found.masks is None else paste(found, original)
     return found_objects(found.boxes, found.scores, found.classes, masks)
 

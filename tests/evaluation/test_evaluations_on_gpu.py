@@ -1,0 +1,98 @@
+"""What evaluations do on a GPU, a pretended one: no waiting that could be spared."""
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import ResNet
+from torchvision.models.resnet import Bottleneck
+
+from gpu_events import FP32, gpu
+from hardmix.data.datasets import ImageSet
+from hardmix.data.loading import ViewLoader
+from hardmix.evaluation import linear
+from hardmix.evaluation.detection.c4 import C4Detector
+from hardmix.evaluation.detection.detector_training import (
+    DetectorTraining,
+    build_detector,
+    build_optimizer,
+    train_until,
+)
+from hardmix.evaluation.detection.roi_heads import Target
+from hardmix.evaluation.features import extract
+from hardmix.runs.folder import Run
+from hardmix.runtime.console import progress
+from hardmix.runtime.device import send
+from hardmix.settings.config import DataConfig
+from hardmix.settings.detection_options import SCHEDULES
+from pretended_gpu import GPU
+
+
+def images_of(number):
+    pixels = torch.randint(0, 256, (number, 3, 40, 36), dtype=torch.uint8)
+    return ImageSet("x", torch.randint(0, 5, (number,)), tuple("abcde"), tensor=pixels)
+
+
+def test_features_are_read_a_batch_late():
+    trunk = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten())
+    data = DataConfig(image_size=24, workers=0)
+    with gpu() as log:
+        trunk.to("cuda")
+        expected = 4
+        log.clear()
+        found = extract(trunk, images_of(60), data, compute=FP32, batch_size=15)
+        assert len(log.synchronisations) == expected
+        assert (log.blocking_copies, log.mixed_devices) == ([], [])
+    assert found.features.shape == (60, 4 * 22 * 22)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_a_linear_classifier_is_trained_without_waiting():
+    encoder = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten())
+    images, data = images_of(64), DataConfig(image_size=12, workers=0, augmentation="plain")
+    with gpu() as log, progress("test", 9) as meter:
+        evaluated = type("Evaluated", (), {"compute": FP32, "encoder": encoder.to("cuda")})
+        classifier = torch.nn.Linear(400, 5).to("cuda")
+        optimizer = torch.optim.SGD(classifier.parameters(), lr=0.1, momentum=0.9)
+        loader = ViewLoader(images, data, 16, 0, GPU, views=1)
+        linear.train_epoch(evaluated, classifier, optimizer, loader, 0, meter)
+        log.clear()
+        linear.train_epoch(evaluated, classifier, optimizer, loader, 1, meter)
+        assert len(log.synchronisations) == 1  # the mean loss of the epoch
+        assert (log.blocking_copies, log.mixed_devices) == ([], [])
+
+
+class Batches:
+    """Two images and their objects at each step."""
+
+    def read(self, first, stop):
+        for _ in range(first, stop):
+            image = torch.randint(0, 256, (3, 96, 80), dtype=torch.uint8)
+            boxes = torch.tensor([[4.0, 4, 40, 50], [30, 20, 70, 90]])
+            target = Target(send(boxes, GPU), send(torch.tensor([0, 1]), GPU))
+            yield [send(image, GPU)] * 2, [target] * 2
+
+
+MOST_READS = 12
+"""Of a detector's step, for each image: how many boxes match, are drawn, and survive NMS decides
+the sizes of what follows, as in detectron2."""
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_a_detectors_step_reads_sizes_alone_and_copies_nothing_back(tmp_path):
+    torch.manual_seed(0)
+    trunk = ResNet(Bottleneck, [1, 1, 1, 1], width_per_group=8)
+    config = SCHEDULES["voc", "short"]
+    with gpu() as log, progress("test", 9) as meter:
+        detector = build_detector(trunk, 2, config, GPU)
+        assert isinstance(detector, C4Detector)
+        assert not any(type(layer) is nn.BatchNorm2d for layer in detector.modules())
+        optimizer = build_optimizer(detector, config)
+        training = DetectorTraining(config, 0, None, Run(tmp_path), detector, optimizer, FP32)
+        train_until(training, 1, Batches(), meter)
+        log.clear()
+        train_until(training, 2, Batches(), meter)
+        late = [entry for entry in log.synchronisations if entry.what == "Event.synchronize"]
+        assert len(late) == 1
+        assert len(log.synchronisations) - 1 <= 2 * MOST_READS, log.by_place(log.synchronisations)
+        assert log.blocking_copies == [], log.by_place(log.blocking_copies)
+        assert log.mixed_devices == []

@@ -1,0 +1,38 @@
+"""The pretended GPU for whole programs: with events, and with fused optimizers."""
+
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import torch
+
+from hardmix.runtime.device import Compute
+from pretended_gpu import GPU, Entry, pretended_gpu
+
+FP32 = Compute(GPU, False, "fp32")
+
+
+@contextmanager
+def gpu():
+    """With events, whose waiting counts as a read, and fused optimizers that know the device."""
+    grouped = torch.optim.Optimizer._group_tensors_by_device_and_dtype
+
+    def there(*arguments, **options):
+        found = grouped(*arguments, **options)
+        return {(GPU, dtype): tensors for (_, dtype), tensors in found.items()}
+
+    with pretended_gpu() as log:
+
+        class Event:
+            def record(self):
+                """In the queue of work."""
+
+            def synchronize(self):
+                log.synchronisations.append(Entry("Event.synchronize", "runtime/device.py"))
+
+        with (
+            patch("torch.cuda.Event", Event),
+            patch("torch.cuda.set_device", lambda _: None),
+            patch("torch.cuda.current_device", lambda: 0),
+            patch.object(torch.optim.Optimizer, "_group_tensors_by_device_and_dtype", there),
+        ):
+            yield log

@@ -1,0 +1,49 @@
+"""A program whose process group takes tensors on GPUs alone, as `init_process_group("nccl")`.
+
+The group is a registered backend for cuda, and there is no GPU: every tensor is on a CPU and must
+travel by a group of our own.
+"""
+
+import socket
+
+import pytest
+import torch
+import torch.distributed
+import torch.multiprocessing
+
+from hardmix.runtime.distributed import agree_on_max, broadcast_text, gather, gather_objects
+from hardmix.training.pretrain import pretrain
+from ranks import state_of, tiny
+
+
+def like_nccl(options, _):
+    """Gloo under another name, for tensors on GPUs."""
+    return torch.distributed.ProcessGroupGloo(
+        options.store, options.group_rank, options.group_size, options.timeout
+    )
+
+
+def train(number, port, out):
+    torch.set_num_threads(1)
+    torch.distributed.Backend.register_backend("like-nccl", like_nccl, True, devices=["cuda"])
+    torch.distributed.init_process_group(
+        "like-nccl", init_method=f"tcp://localhost:{port}", rank=number, world_size=2
+    )
+    with pytest.raises(RuntimeError, match="No backend"):
+        torch.distributed.all_reduce(torch.zeros(1))
+    assert gather(torch.tensor([number])).tolist() == [0, 1]
+    assert agree_on_max(number) == 1
+    assert broadcast_text(f"of rank {number}") == "of rank 0"
+    assert gather_objects({"rank": number}) == [{"rank": 0}, {"rank": 1}]
+    for name in ("whole", "stopped"):
+        pretrain(tiny(), out / name)
+    pretrain(tiny(train={"epochs": 3}), out / "stopped", resume=True)
+    torch.distributed.destroy_process_group()
+
+
+def test_pretrain_within_a_group_that_refuses_tensors_on_cpus(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(train, (port, tmp_path), nprocs=2)
+    assert state_of(tmp_path / "whole") != state_of(tmp_path / "stopped")  # a third epoch

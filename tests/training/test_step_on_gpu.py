@@ -1,0 +1,107 @@
+"""What training does on a GPU, a pretended one: no waiting, few launches.
+
+What the loss does there is counted in tests/mixing.
+"""
+
+import pytest
+import torch
+
+import hardmix.training.pretrain as loop
+from gpu_events import gpu
+from hardmix.data.datasets import ImageSet
+from hardmix.runs.folder import Run
+from hardmix.runtime.signals import StopRequest
+from hardmix.training import setup
+from hardmix.training.state import settle
+from hardmix.training.step import take_step
+from ranks import tiny
+
+
+def ours(entries):
+    """But for what the loss does."""
+    return [entry for entry in entries if not entry.place.startswith("mixing/")]
+
+
+def images_of(number):
+    pixels = torch.randint(0, 256, (number, 3, 40, 36), dtype=torch.uint8)
+    return ImageSet("x", torch.randint(0, 5, (number,)), tuple("abcde"), tensor=pixels)
+
+
+def prepared(tmp_path, method="mochi", **train):
+    train = {"device": "cuda", "precision": "fp32", "log_every": 1000} | train
+    config = tiny(method, mix={"warm_up_epochs": 0}, train=train, data={"name": "own"})
+    return setup.prepare(config, Run(tmp_path), setup.Own(images=images_of(96)), StopRequest())
+
+
+def steps_of(training, batches, number):
+    for _ in range(number):
+        take_step(training, next(batches), 0)
+        training.step, training.position = training.step + 1, training.position + 1
+
+
+@pytest.mark.parametrize(
+    ("method", "train"),
+    [("mochi", {}), ("moco-v2", {"accumulate": 2}), ("supervised", {}), ("mochi", {"oracle": 1})],
+)
+def test_a_step_reads_one_number_of_the_step_before_and_waits_for_no_copy(method, train, tmp_path):
+    train = dict(train)
+    oracle = bool(train.pop("oracle", 0))
+    with gpu() as log:
+        training = prepared(tmp_path, method, exclude_same_image=oracle, **train)
+        batches = training.loader.epoch(0)
+        steps_of(training, batches, 2)
+        log.clear()
+        steps_of(training, batches, 1)
+        assert [entry.what for entry in ours(log.synchronisations)] == ["Event.synchronize"]
+        assert ours(log.blocking_copies) == []
+        assert log.mixed_devices == []
+        assert training.outcomes == []  # a matrix of batch x K, kept where it is described
+
+
+def test_batch_norm_and_key_encoder_are_remembered_in_two_calls(tmp_path):
+    with gpu() as log:
+        training = prepared(tmp_path)
+        log.clear()
+        training.snapshot.note(0)
+        copies = [entry for entry in log.launches if entry.what == "_foreach_copy_"]
+        assert len(copies) == len(log.launches) == 2
+        log.clear()
+        training.snapshot.restore(0)
+        assert len(log.launches) == 2
+
+
+def test_a_log_line_reads_twice(tmp_path):
+    """The losses since the last line, and all measures together."""
+    with gpu() as log:
+        training = prepared(tmp_path, log_every=2)
+        batches = training.loader.epoch(0)
+        for _ in range(2):
+            loss = take_step(training, next(batches), 0)
+            training.losses.append(loss)
+            training.step, training.position = training.step + 1, training.position + 1
+        settle(training)
+        log.clear()
+        line = loop.describe_steps(training, 0)
+        assert len(ours(log.synchronisations)) == 2
+        assert (ours(log.blocking_copies), log.mixed_devices) == ([], [])
+    assert {"proxy_accuracy", "false_negatives_top", "synthetic_both_false"} <= line.keys()
+
+
+def test_a_broken_step_on_a_gpu_changes_nothing_and_is_told_a_step_later(tmp_path, capfd):
+    with gpu():
+        training = prepared(tmp_path, on_nan="skip")
+        batches = training.loader.epoch(0)
+        steps_of(training, batches, 2)
+        settle(training)
+        state = training.method.state_dict()
+        before = {k: v.clone() for k, v in state.items() if torch.is_tensor(v)}
+        parameter = next(iter(training.method.pair.query.parameters()))
+        hook = parameter.register_hook(lambda gradient: gradient * torch.inf)
+        steps_of(training, batches, 1)
+        hook.remove()
+        assert "is not applied" not in capfd.readouterr().err
+        assert not settle(training)
+        assert "step 2 is not applied" in capfd.readouterr().err
+        after = training.method.state_dict()
+        for name, value in before.items():
+            assert torch.equal(*(getattr(each, "held", each) for each in (value, after[name])))
