@@ -1,6 +1,7 @@
 """Encoders from files, and images to features: the frozen trunk, every image once."""
 
 import math
+import shlex
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -77,7 +78,7 @@ def load_encoder(
         if not file.exists():
             raise InputError(
                 f"{file.parent} has no encoder.safetensors: it is still training, or was stopped;"
-                f" hardmix pretrain --out {file.parent} --resume goes on with it."
+                f" hardmix pretrain --out {shlex.quote(str(file.parent))} --resume continues it."
             )
     facts, weights = _read_encoder(file)
     channels, image_size = int(facts["channels"]), int(facts["image_size"])
@@ -97,8 +98,8 @@ def _read_encoder(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     weights, facts, _ = read_safetensors(file)
     if facts.get("format") != ENCODER_FORMAT:
         raise InputError(
-            f"{file} is no encoder of hardmix: hardmix import {file} --out RUN makes a run of"
-            " weights from elsewhere."
+            f"{file} is not a hardmix encoder: hardmix import {shlex.quote(str(file))} --out RUN"
+            " imports weights of other programs."
         )
     return facts, weights
 
