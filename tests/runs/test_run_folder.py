@@ -1,15 +1,21 @@
 """Run folders: whole files or none, broken checkpoints passed over."""
 
 import json
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hardmix.errors import InputError
 from hardmix.runs.checkpoints import optimizer_tensors, restore_optimizer
 from hardmix.runs.folder import Run
+from hardmix.runs.weight_files import pack_safetensors, read_safetensors
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.settings.config import PretrainConfig
+from hardmix.settings.recipes import RECIPES
 
 
 @pytest.fixture
@@ -74,6 +80,33 @@ def test_no_whole_checkpoint_is_an_error_and_none_at_all_is_not(run):
     (run.checkpoints / "step-00000001.safetensors").write_bytes(b"")
     with pytest.raises(InputError, match=r"no whole checkpoint: step-00000001\.json"):
         run.load_checkpoint()
+
+
+def test_equal_encoders_are_equal_files(tmp_path):
+    config, trunk = RECIPES["demo"].build("mochi", False), torch.nn.Linear(3, 2)
+    files = []
+    for number in range(8):
+        run = Run.create(tmp_path / str(number), config)
+        run.write_encoder(trunk, config)
+        files.append(run.encoder_file.read_bytes())
+    assert len(set(files)) == 1
+    read = read_safetensors(run.encoder_file)
+    assert set(read.facts) == {"backbone", "channels", "image_size", "method", "format"}
+    assert torch.equal(read.tensors["weight"], trunk.weight)
+
+
+@given(
+    st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=4),
+    st.lists(st.integers(0, 3), max_size=4),
+)
+def test_a_packed_file_holds_what_was_given(facts, sizes):
+    tensors = {f"a{number}é": torch.rand(size) for number, size in enumerate(sizes)}
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(pack_safetensors(tensors, facts))
+        read = read_safetensors(Path(file.name))
+    assert read.facts == facts
+    assert read.tensors.keys() == tensors.keys()
+    assert all(torch.equal(read.tensors[name], each) for name, each in tensors.items())
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):

@@ -246,12 +246,18 @@ SMALL_RUN += ["--mix.num-pairs", "4", "--mix.num-with-query", "2", "--train.epoc
 SMALL_RUN += ["--data.workers", "0", "--train.log-every", "1", "--model.key-bn-splits", "2"]
 
 
-def test_a_folder_of_images_becomes_an_encoder(folder, tmp_path, capfd):
+def test_a_folder_of_images_becomes_an_encoder(folder, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
     where = ["--data.root", folder, "--out", tmp_path / "run"]
     code, shown = command(capfd, "pretrain", "demo", *where, *SMALL_RUN)
     assert code == 0
     assert "encoder.safetensors" in shown
     assert "hardmix knn" in shown
+    code, shown = command(
+        capfd, "pretrain", "--config", where[-1] / "config.json", "--out", "my run"
+    )
+    assert [line for line in shown.splitlines() if line.startswith("  hardmix")]
+    assert all("'my run'" in line for line in shown.splitlines() if line.startswith("  hardmix"))
     code, shown = command(capfd, "pretrain", "demo", *where, *SMALL_RUN)
     assert code == 2
     assert "already holds a run" in shown

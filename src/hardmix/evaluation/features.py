@@ -1,6 +1,7 @@
 """Encoders from files, and images to features: the frozen trunk, every image once."""
 
 import math
+import shlex
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -101,8 +102,8 @@ def _read_encoder(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     weights, facts, _ = read_safetensors(file)
     if facts.get("format") != ENCODER_FORMAT:
         raise InputError(
-            f"{file} is no encoder of hardmix: hardmix import {file} --out RUN makes a run of"
-            " weights from elsewhere."
+            f"{file} is not a hardmix encoder: hardmix import {shlex.quote(str(file))} --out RUN"
+            " imports weights of other programs."
         )
     return facts, weights
 

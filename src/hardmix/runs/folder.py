@@ -19,11 +19,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from hardmix.errors import InputError, OutputError
 from hardmix.runs.checkpoints import Checkpoint, load_newest, pack, write_checkpoint
+from hardmix.runs.weight_files import pack_safetensors
 from hardmix.runtime.atomic_files import append_line, room, write_atomically
 from hardmix.runtime.distributed import is_main
 from hardmix.settings.config import PretrainConfig
@@ -206,7 +206,7 @@ class Run:
             "method": config.method,
             "format": ENCODER_FORMAT,
         }
-        data = save(weights, metadata=facts)
+        data = pack_safetensors(weights, facts)
         try:
             write_atomically(self.encoder_file, data)
         except OSError as error:

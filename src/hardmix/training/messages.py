@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from typing import Any
 
 from hardmix.data.datasets import ImageSet
@@ -96,12 +97,13 @@ def summarize(
     if unreadable:
         say(f"Skipped {len(unreadable)} unreadable images: {', '.join(unreadable.values())}"[:500])
     say("Next:")
+    folder = shlex.quote(str(run.path))
     if knn:
-        say(f"  hardmix knn {run.path} --baseline pixels untrained")
-        say(f"  hardmix linear {run.path}")
-    say(f"  hardmix features {run.path} --data.root FOLDER --out features.csv")
+        say(f"  hardmix knn {folder} --baseline pixels untrained")
+        say(f"  hardmix linear {folder}")
+    say(f"  hardmix features {folder} --data.root FOLDER --out features.csv")
     longer = f"--resume --train.epochs {2 * config.train.last_epoch}"
-    say(f"  hardmix pretrain --out {run.path} {longer}")
+    say(f"  hardmix pretrain --out {folder} {longer}")
 
 
 def tell_profile(run: Run, stopwatch: Stopwatch | None) -> None:
