@@ -89,6 +89,12 @@ class Chrome:
         self, page: Path, width: int = 1400, scheme: str = "light", script: bool = True
     ) -> None:
         """Load a page at this width and colour scheme."""
+        self.show_address(page.as_uri(), width, scheme, script)
+
+    def show_address(
+        self, address: str, width: int = 1400, scheme: str = "light", script: bool = True
+    ) -> None:
+        """The same of any address."""
         self.call("Emulation.setScriptExecutionDisabled", value=not script)
         self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -100,7 +106,7 @@ class Chrome:
         wanted = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", features=wanted)
         self.events.clear()
-        loader = self.call("Page.navigate", url=page.as_uri())["loaderId"]
+        loader = self.call("Page.navigate", url=address)["loaderId"]
         deadline = time.monotonic() + SECONDS
         while not any(_is_load(event, loader) for event in self.events):
             self.events.append(self._receive(deadline))

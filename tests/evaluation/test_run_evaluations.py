@@ -213,7 +213,7 @@ def test_features_of_a_folder_with_the_names_beside_them(run, folder, ending, tm
     assert code == 0
     if ending == "csv":
         rows = list(csv.reader(out.open()))[1:]
-        names, values = [row[0] for row in rows], np.array([row[2:] for row in rows], float)
+        names, values = [row[0] for row in rows], np.array([row[3:] for row in rows], float)
     else:
         names = out.with_suffix(".names.txt").read_text().splitlines()
         values = np.load(out) if ending == "npy" else load_file(out)["features"].numpy()

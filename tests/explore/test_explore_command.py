@@ -154,7 +154,7 @@ def test_bad_input_is_one_message_and_status_2(run, photos, tmp_path, capfd):
         (["explore", run, *root, "--clusters", "0"], "--clusters 0"),
         (["explore", run, *root, "--clusters", "99"], "--clusters 99"),
         (["explore", run, *root, "--similarity", "2"], "--similarity 2"),
-        (["explore", run, *root, "--pixels", "0"], "--pixels 0"),
+        (["explore", run, *root, "--edges", "0"], "--edges 0"),
         (["explore", run, *root, "--query", tmp_path / "text.png"], "text.png"),
         (["explore", run, *root, "--query", tmp_path / "none.png"], "none.png"),
         (["explore", run, *root, "--data.channels", "1"], "data.channels=1"),
@@ -275,3 +275,24 @@ def test_pictures_are_the_middle_square_of_every_kind_of_image(tmp_path):
         32,
         32,
     ]
+
+
+def test_edges_tell_copies_from_what_only_has_the_same_colours():
+    def edges(*images):
+        tiles = np.stack([np.asarray(image.resize((64, 64))) for image in images])
+        nothing = np.zeros(len(tiles), np.int64)
+        rows = exploring.edges_of(pictures.Pictures(tiles, nothing, nothing))
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        return rows @ rows[0]
+
+    first = scene(1)
+    brighter = Image.eval(first, lambda value: min(255, int(1.1 * value)))
+    smaller, turned = first.resize((40, 30)), first.transpose(Image.Transpose.ROTATE_180)
+    like = edges(first, brighter, smaller, turned, scene(2))
+    assert like[1] > 0.95
+    assert like[2] > 0.95
+    assert like[3:].max() < 0.5
+    flat = [Image.new("RGB", (64, 64), colour) for colour in ("black", "black", "white", "grey")]
+    like = edges(*flat)
+    assert like[1] == pytest.approx(1)
+    assert like[2:].max() < 0.5

@@ -31,12 +31,12 @@ def explore(arguments: list[str]) -> None:
         (
             "similarity",
             Annotated[float, Help(help="of near-duplicates' features, at least: a cosine")],
-            field(default=0.9),
+            field(default=0.8),
         ),
         (
-            "pixels",
-            Annotated[float, Help(help="of near-duplicates' small pictures, at least")],
-            field(default=0.95),
+            "edges",
+            Annotated[float, Help(help="the same of the edges in their small pictures")],
+            field(default=0.8),
         ),
         (
             "query",
@@ -53,7 +53,7 @@ def explore(arguments: list[str]) -> None:
     wanted = ExploreOptions(
         num_clusters=options.clusters,
         similarity=options.similarity,
-        pixels=options.pixels,
+        edges=options.edges,
         queries=options.query,
         seed=options.seed,
     )

@@ -38,10 +38,10 @@ class ExploreOptions:
 
     num_clusters: int | None = None
     """Unset: the root of half the images, from 2 to 64."""
-    similarity: float = 0.9
+    similarity: float = 0.8
     """Of near-duplicates' features (cosine, mean taken off), at least."""
-    pixels: float = 0.95
-    """Correlation of near-duplicates' pictures at 16 x 16 pixels, at least."""
+    edges: float = 0.8
+    """Of near-duplicates' edges (cosine) at 16 x 16 pixels, at least."""
     queries: tuple[Path, ...] = ()
     """Images from elsewhere, whose neighbours are wanted."""
     seed: int = 0
@@ -50,7 +50,7 @@ class ExploreOptions:
     def __post_init__(self) -> None:
         if self.num_clusters is not None and self.num_clusters < 1:
             raise InputError(f"--clusters {self.num_clusters} is below 1: it counts clusters.")
-        for name in ("similarity", "pixels"):
+        for name in ("similarity", "edges"):
             value = getattr(self, name)
             if not 0 < value <= 1:
                 raise InputError(f"--{name} {value} is not above 0 and up to 1: it is a cosine.")
@@ -137,8 +137,8 @@ def explore_features(
         options.similarity,
         # The most pixels, then the largest file, then the first by name: the set is sorted by it.
         preference=list(zip(pictures.pixels.tolist(), pictures.bytes.tolist(), strict=True)),
-        confirm=small_pictures(pictures),
-        confirm_threshold=options.pixels,
+        confirm=edges_of(pictures),
+        confirm_threshold=options.edges,
     )
     grouped = _clusters(vectors, options)
     labels = features.labels.numpy()
@@ -165,18 +165,20 @@ def _features_of_file(encoder: TrainedEncoder, file: Path) -> Float32[Tensor, " 
     return found.float()
 
 
-def small_pictures(pictures: Pictures) -> Float32[np.ndarray, "n values"]:
-    """Pictures of 16 x 16 pixels less their mean colour: a cosine of two is their correlation.
+def edges_of(pictures: Pictures) -> Float32[np.ndarray, "n values"]:
+    """Differences between neighbouring pixels of each picture at 16 x 16.
 
-    An image of one colour keeps it, else it would be similar to nothing.
+    Copies have the same edges after another compression, size or brightness; two fields below a
+    sky, or two plates, have the same colours in the same places but other edges. The mean colour
+    counts a little: it is all that images of one colour have.
     """
-    made = np.empty((len(pictures.tiles), SMALL * SMALL * 3), np.float32)
+    made = np.empty((len(pictures.tiles), 2 * 3 * SMALL * (SMALL - 1) + 4), np.float32)
     for row, tile in enumerate(pictures.tiles):
         small = Image.fromarray(tile).resize((SMALL, SMALL), Image.Resampling.BOX)
         pixels = np.asarray(small, np.float32)
-        layout = pixels - pixels.mean(axis=(0, 1))
-        flat = np.abs(layout).max() < 1
-        made[row] = (pixels + 1 if flat else layout).reshape(-1)  # + 1: black is a colour too
+        colour = np.append(pixels.mean(axis=(0, 1)) - 128, 32) * 0.05
+        across, down = np.diff(pixels, axis=1), np.diff(pixels, axis=0)
+        made[row] = np.concatenate([across.ravel(), down.ravel(), colour])
     return made
 
 

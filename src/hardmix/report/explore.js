@@ -96,6 +96,7 @@
   const list = find("list");
   let view = { name: "", sections: [] }, rows = [], starts = [], shown = new Map(), columns = 1, side = 96, focus = null;
   function layOut() {
+    const held = list.contains(document.activeElement);
     const before = focus && list.querySelector(`[data-place="${focus}"]`)?.getBoundingClientRect().top;
     const width = list.clientWidth, gap = 8;
     const most = width < 500 ? 104 : Math.max(104, Math.min(tile, 128));
@@ -123,6 +124,7 @@
       scrollBy({ top: list.getBoundingClientRect().top + row.top - before, behavior: "instant" });
     }
     draw();
+    if (held) list.querySelector(`[data-place="${focus}"]`)?.focus({ preventScroll: true });
   }
   function rowAt(y) {
     let low = 0, high = rows.length - 1;
@@ -224,7 +226,7 @@
     const close = make("button", { class: "close", type: "button", "aria-label": "Close" }, "\u00d7");
     close.addEventListener("click", () => shut());
     const canvas = make("canvas", { width: Math.max(256, 2 * tile), height: Math.max(256, 2 * tile), role: "img", "aria-label": names[index] });
-    const title = make("h2", { tabindex: "-1" }, ...(facts.links[0] ? [make("a", { href: facts.links[0] + names[index].split("/").map(encodeURIComponent).join("/") }, names[index])] : [names[index]]));
+    const title = make("h2", { tabindex: "-1" }, ...(facts.link && !facts.unlinked.includes(index) ? [make("a", { href: facts.link + names[index].split("/").map(encodeURIComponent).join("/") }, names[index])] : [names[index]]));
     const about = make("dl");
     const fact = (name, ...value) => about.append(make("dt", {}, name), make("dd", {}, ...value));
     if (className(index)) fact("Class", className(index));

@@ -24,7 +24,7 @@ from hardmix.errors import InputError
 from hardmix.explore.exploring import Exploration, ExploreOptions, explore_run
 from hardmix.explore.tables import check_tables, tables_folder, write_tables
 from hardmix.report.explore_words import cautions_of, notes_of, paragraph_of, title_of
-from hardmix.report.page import check_out, content_policy, environment, part
+from hardmix.report.page import check_out, content_policy, environment, part, visible
 from hardmix.runs.folder import versions
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say
@@ -108,7 +108,8 @@ def _facts(found: Exploration, order: Int64[np.ndarray, " n"], out: Path) -> dic
     facts: dict[str, Any] = {
         "run": str(found.run),
         "names": [names[row] for row in order],
-        "links": [link],
+        "link": link,
+        "unlinked": [int(place[row]) for row in range(len(order)) if not _linked(found, row)],
         "classes": list(found.images.classes or ()),
         "tile": found.pictures.tile,
         "across": SPRITE // found.pictures.tile,
@@ -181,19 +182,20 @@ def _suspect_facts(found: Exploration, place: Int64[np.ndarray, " n"]) -> list[l
 
 
 def _names(found: Exploration) -> tuple[list[str], str]:
-    """Paths below the folder that all share, and its address; of images without files their names.
-
-    A path that is not UTF-8 cannot stand in an address: then there are no links.
-    """
+    """Paths below the folder that all share, and its address; names where there are no files."""
     names = [found.name(row) for row in range(len(found))]
     files = found.images.files
     if files is None:
         return names, ""
     shared = os.path.commonpath([os.path.dirname(files[index]) for index in found.ids])
     start = len(os.path.join(shared, ""))
-    below = [name[start:] for name in names]
-    plain = all(files[index] == name for index, name in zip(found.ids, names, strict=True))
-    return below, Path(os.path.abspath(shared)).as_uri() + "/" if plain else ""
+    return [name[start:] for name in names], Path(os.path.abspath(shared)).as_uri() + "/"
+
+
+def _linked(found: Exploration, row: int) -> bool:
+    """Whether a file's name stands on the page as it is: some bytes and signs are spelt out."""
+    name = found.name(row)
+    return found.images.files is None or visible(name) == name == found.images.files[found.ids[row]]
 
 
 def _arrays(found: Exploration, order: Int64[np.ndarray, " n"]) -> Iterator[tuple[str, Markup]]:

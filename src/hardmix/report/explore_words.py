@@ -50,7 +50,7 @@ def cautions_of(found: Exploration) -> list[str]:
     if found.duplicates.num_others > MANY * len(found):
         sentences.append(
             "So many near-duplicates may be images that only this encoder takes for the same: look"
-            " at some before you delete any, or raise --similarity and --pixels."
+            " at some before you delete any, or raise --similarity and --edges."
         )
     labels = found.mislabelled
     if labels is not None and labels.agreement < DOUBTFUL:
@@ -70,7 +70,7 @@ def notes_of(found: Exploration, folder: str) -> dict[str, str]:
     unusual = found.outliers.number
     return {
         "duplicates": "The first of each group has the most pixels, then the largest file: keep it."
-        " The others are nearly the same in features and in small pictures."
+        " The others are nearly the same in features and edges."
         f" {folder}/duplicates.csv lists them.",
         "clusters": "k-means on the features; each begins with its most typical images. Names are"
         f" words of the file names, or the commonest class. {folder}/clusters.csv lists all.",
