@@ -114,8 +114,8 @@ def _read_checkpoint(run: Run, wanted: bool) -> tuple[dict[str, str], dict[str, 
     if found is None:
         raise InputError(
             f"{run.path} has no encoder.safetensors{' and no checkpoint' if wanted else ''}: it is"
-            f" still training, or was stopped; hardmix pretrain --out {run.path} --resume goes on"
-            " with it."
+            f" still training, or was stopped; hardmix pretrain --out {shlex.quote(str(run.path))}"
+            " --resume continues it."
         )
     config, prefix = run.config(), _trunk_prefix(found)
     weights = {
