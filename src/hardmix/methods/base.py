@@ -91,7 +91,7 @@ class Method(nn.Module):
 
     def network(self, name: str) -> nn.Module:
         """A network as a step calls it: its gradients are those of all processes."""
-        return self._shared.get(name) or self.networks()[name]
+        return self._shared[name] if name in self._shared else self.networks()[name]
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """What the optimizer moves, as torch's optimizers take it; "lr_factor" scales the rate."""
