@@ -25,7 +25,7 @@ from hardmix.training.optimizers import (
     set_learning_rate,
 )
 from hardmix.training.pretrain import pretrain
-from ranks import signal_after, state_of, tiny
+from ranks import all_ranks, signal_after, state_of, tiny
 
 NAMES = list(get_args(OptimizerName))
 
@@ -231,6 +231,24 @@ def test_a_run_resumed_in_the_middle_ends_with_the_same_bits(name, tmp_path, mon
     assert state_of(tmp_path / "half") == state_of(whole.path)
     with pytest.raises(InputError, match=rf"optimizer\.name cannot change from {name} to sgd"):
         pretrain(tiny(train=train), tmp_path / "half", resume=True)
+
+
+def pretrain_with_adamw(run, **train):
+    options = {"name": "adamw", "lr": 0.01, "decay_all": False}
+    config = tiny(optimizer=options, train={"knn_every": 0, **train})
+    pretrain(config, run, resume="auto")
+
+
+def stop_after_an_epoch(run):
+    pretrain_with_adamw(run, stop_epoch=1)
+
+
+def test_every_process_gets_the_whole_state_back(tmp_path):
+    """Rank 0 reads the checkpoint and sends moments and steps to the other."""
+    all_ranks(pretrain_with_adamw, tmp_path / "whole")
+    all_ranks(stop_after_an_epoch, tmp_path / "half")
+    all_ranks(pretrain_with_adamw, tmp_path / "half")
+    assert state_of(tmp_path / "half") == state_of(tmp_path / "whole")
 
 
 def as_of_before(run: Run) -> None:

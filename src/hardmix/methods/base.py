@@ -93,7 +93,7 @@ class Method(nn.Module):
 
     def network(self, name: str) -> nn.Module:
         """A network as a step calls it: its gradients are those of all processes."""
-        return self._shared.get(name) or self.networks()[name]
+        return self._shared[name] if name in self._shared else self.networks()[name]
 
     def compile_parts(self, also_loss: bool) -> None:  # noqa: ARG002
         """train.compile: let torch.compile translate the networks, and the loss where it can be."""
