@@ -11,6 +11,7 @@ from hardmix.errors import InputError
 from hardmix.models.backbones import BACKBONES, RESNETS, build_backbone
 from hardmix.models.encoders import build_encoder, split_batch_norm
 from hardmix.settings.config import ModelConfig
+from places import ROOT
 
 
 def output_size(module: nn.Module, size: int, channels: int = 3) -> tuple[int, ...]:
@@ -156,3 +157,9 @@ def test_a_timm_model_for_another_size_is_refused_at_the_start(timm):
     config = ModelConfig(backbone="timm:vit_tiny_patch16_224")
     with pytest.raises(InputError, match=r"fails on images of shape \(2, 3, 32, 32\).*image_size"):
         build_encoder(config, image_size=32)
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/results.md", "docs/performance.md"])
+def test_documents_state_the_size_of_the_small_backbone(document):
+    number = sum(each.numel() for each in build_backbone("small").trunk.parameters())
+    assert f"{number:,} parameters" in (ROOT / document).read_text()

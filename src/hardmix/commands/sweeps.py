@@ -28,7 +28,8 @@ class Sweep:
     """A grid of the paper, beside its numbers, or of your own: hardmix sweep NAME --out DIR.
 
     The same command again goes on where it stopped. Exit status: 0 done, also where runs are with
-    another process; 2 a run failed by bad input; 1 a run failed by a defect of ours; 75 stopped.
+    another process; 2 a run failed by bad input; 1 a run failed by a bug in hardmix; 74 results
+    could not be written; 75 stopped.
     """
 
     grid: Annotated[
@@ -92,6 +93,6 @@ def sweep(arguments: list[str]) -> None:
     files = ", ".join(str(failure.file) for failure in outcome.failures)
     message = f"{len(outcome.failures)} failed, all else was done: see {files}."
     if any(failure.ours for failure in outcome.failures):
-        complain(f"{message} Among them is a defect of ours; please report it with that file.")
+        complain(f"{message} Among them is a bug in hardmix; please report it with that file.")
         sys.exit(1)
     raise InputError(message)

@@ -1,5 +1,6 @@
-"""The two views of an image, exactly as official MoCo-v1 and MoCo-v2 make them.
+"""The two views of an image, distributed as those of official MoCo-v1 and MoCo-v2.
 
+Pixels are not the same ones: rounding differs, and Pillow only approximates a Gaussian blur.
 Parameters are drawn first (`view_parameters`), then whole batches are transformed. A random resized
 crop comes first, the colours follow, so that a worker process can crop what it has decoded and a
 GPU does the rest (`device_colours`: the same in few launches).
@@ -258,7 +259,8 @@ def evaluation_crop(
 ) -> UInt8[Tensor, "*batch channels {size} {size}"]:
     """Official MoCo's evaluation: short side to size * 256 / 224, then the centre.
 
-    Images that already have this size stay as they are, as CIFAR's do.
+    Images that already have this size are taken whole, as CIFAR's are everywhere. Of photographs
+    that were scaled to 224 pixels before, official MoCo would enlarge and cut out the centre too.
     """
     height, width = image.shape[-2:]
     if height == width == size:
