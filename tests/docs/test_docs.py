@@ -33,6 +33,14 @@ def test_the_blocks_of_the_library_page_run_one_after_the_other():
     assert float(names["value"].detach()) > 0
 
 
+def test_the_block_of_the_explore_page_runs():
+    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "explore.md").read_text(), re.DOTALL)
+    names: dict[str, object] = {}
+    exec(compile(block, "docs/explore.md", "exec"), names)
+    assert len(names["groups"].centres) == 8
+    assert names["near"].indices.shape == (200, 10)
+
+
 @pytest.fixture
 def photos(tmp_path, monkeypatch):
     """Two hundred coloured images in two folders, where the commands run."""

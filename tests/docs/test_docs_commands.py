@@ -25,6 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 
 NOT_RUN = {
     r"bench (?!--help)": "takes long, or a GPU: tests/bench/test_bench.py runs it at --quick",
+    r"watch (?!--help)": "serves until Ctrl-C: tests/report/test_watch.py starts and ends it",
 }
 """Patterns of commands that are not run here, each with the reason."""
 

@@ -36,7 +36,7 @@ def explore(arguments: list[str]) -> None:
         (
             "edges",
             Annotated[float, Help(help="the same of the edges in their small pictures")],
-            field(default=0.8),
+            field(default=0.9),
         ),
         (
             "query",

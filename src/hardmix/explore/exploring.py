@@ -40,7 +40,7 @@ class ExploreOptions:
     """Unset: the root of half the images, from 2 to 64."""
     similarity: float = 0.8
     """Of near-duplicates' features (cosine, mean taken off), at least."""
-    edges: float = 0.8
+    edges: float = 0.9
     """Of near-duplicates' edges (cosine) at 16 x 16 pixels, at least."""
     queries: tuple[Path, ...] = ()
     """Images from elsewhere, whose neighbours are wanted."""
