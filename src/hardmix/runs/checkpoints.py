@@ -20,6 +20,9 @@ from hardmix.runtime.atomic_files import sync_folder, write_atomically
 from hardmix.runtime.distributed import broadcast, broadcast_text, is_main
 
 FORMAT = 2
+BITS = 2
+"""Raised when the same settings give other bits, as random numbers drawn in another way do; the
+causes stand in CHANGELOG. Runs of older versions go on, and say that they do so with other bits."""
 KEPT = 2
 BEST = "best.json"
 
