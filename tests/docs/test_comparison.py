@@ -105,21 +105,23 @@ def test_the_counts_of_the_network_are_the_real_ones(parameters, flop, activatio
 
 def test_the_memory_table_is_its_formulas(parameters, activations):
     for column, (recipe, n) in enumerate(CASES, start=2):
-        whole, b, k = sizes(recipe, n)
+        _, b, k = sizes(recipe, n)
         held = MemoryQueue(k, 128).state_dict()
         queue = sum(held[name].nbytes for name in ("keys", "labels", "ids"))
         fixed = 16 * parameters
         buckets = 4 * parameters * (n > 1)
-        similarities = 3 * 4 * b * k
-        views = IMAGE_BYTES * (3 * b + whole * (n > 1))
+        kept = 2 * (4 * parameters + queue)
+        similarities = 2 * 4 * b * k
+        views = IMAGE_BYTES * (5 * b + 2 * b * (n > 1))
         passes = 4 * b * MAP_BYTES
-        common = fixed + buckets + queue + similarities + views
+        common = fixed + buckets + queue + kept + similarities + views
         fp32 = common + b * activations["fp32"] + passes
         bf16 = common + b * activations["bf16"] + passes / 2 + 2 * parameters
         for start, text in [
             ("weights, gradients", f"{fixed / 1e6:.0f} MB"),
             ("DDP's buckets", f"{buckets / 1e6:.0f} MB"),
             ("queue, labels", f"{queue / 1e6:.1f} MB"),
+            ("key encoder and queue", f"{kept / 1e6:.0f} MB"),
             ("similarities", f"{similarities / 1e6:.1f} MB"),
             ("views", f"{views / 1e6:.0f} MB"),
             ("activations, fp32", f"{b * activations['fp32'] / 1e9:.2f} GB"),
@@ -150,10 +152,10 @@ def test_the_time_table_is_its_formulas(flop):
 
 def test_the_traffic_table_is_its_formulas(parameters):
     for column, recipe in enumerate(("imagenet100", "imagenet1k"), start=2):
-        whole = sizes(recipe, 8)[0]
+        whole, b, _ = sizes(recipe, 8)
         gradients = 2 * 7 / 8 * 4 * parameters
-        images = 7 / 8 * whole * IMAGE_BYTES
-        keys = 7 / 8 * whole * (8 * 128 + 16)
+        images = 7 / 8 * b * IMAGE_BYTES
+        keys = 7 / 8 * (4 * b * 128 + whole * (4 * 128 + 16))
         every = gradients + images + keys
         for start, text in [
             ("gradients (DDP", f"{gradients / 1e6:.1f} MB"),

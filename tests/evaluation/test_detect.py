@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import statistics
 from dataclasses import replace
@@ -536,6 +537,37 @@ def test_two_processes_train_one_detector(cells, tmp_path):
     assert alone == one
     assert len(list((out / "trial-0" / "checkpoints").glob("*.json"))) == 2
     assert (out / "trial-0" / "pictures" / "0.png").exists()
+
+
+class _LosesADisk:
+    """Rank 1 cannot read its second batch; rank 0 must not begin that step."""
+
+    def __init__(self, cells, out):
+        self.cells, self.out = Path(cells), Path(out)
+
+    def __call__(self, number):
+        training = new_training(self.cells, self.out / "trial", tiny())
+        seen = []
+        training.detector.register_forward_pre_hook(lambda *_: seen.append(1))
+        read = Batches.read
+
+        def broken(self, first, stop):
+            for count, batch in enumerate(read(self, first, stop)):
+                if count == 1 and number == 1:
+                    raise InputError("no such file")
+                yield batch
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Batches, "read", broken)
+            with pytest.raises((InputError, RuntimeError)):
+                steps(training, 3)
+        assert len(seen) == 1
+        if number == 1:  # dies, and the other notices it
+            os._exit(0)
+
+
+def test_a_process_without_its_images_is_noticed_before_the_others_wait_on_gpus(cells, tmp_path):
+    in_two_processes(_LosesADisk(cells, tmp_path), tmp_path)
 
 
 def test_a_batch_that_processes_cannot_share_is_refused(monkeypatch, cells):

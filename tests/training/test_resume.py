@@ -369,3 +369,15 @@ def test_the_command_resumes_as_it_is_told(tmp_path, capfd, monkeypatch):
     code, shown = command(capfd, "pretrain", *out, "--resume", "--model.dim", "64")
     assert code == 2
     assert "model.dim cannot change from 128 to 64" in shown
+
+
+def test_a_checkpoint_of_an_older_version_goes_on_with_a_notice(tmp_path, monkeypatch, capfd):
+    config = tiny(train={"knn_every": 0})
+    monkeypatch.setattr(hardmix.training.state, "BITS", 1)
+    pretrain(config, tmp_path / "run")
+    monkeypatch.undo()
+    capfd.readouterr()
+    pretrain(tiny(train={"knn_every": 0, "epochs": 3}), tmp_path / "run", resume=True)
+    assert "not to the bits of an unbroken run" in capfd.readouterr().out
+    pretrain(tiny(train={"knn_every": 0, "epochs": 4}), tmp_path / "run", resume=True)
+    assert "not to the bits" not in capfd.readouterr().out

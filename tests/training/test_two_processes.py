@@ -21,6 +21,7 @@ from hardmix.errors import InputError
 from hardmix.evaluation.features import extract
 from hardmix.methods.base import Method
 from hardmix.mixing.plans import HardestNegatives, RowsGenerator, draw
+from hardmix.runtime import rendezvous
 from hardmix.runtime.device import choose_compute
 from hardmix.runtime.distributed import gather_uneven, one_process_only
 from hardmix.runtime.launch import Launch, first_host, launched
@@ -244,6 +245,39 @@ def test_torchrun_starts_a_killed_rank_again_and_it_goes_on(tmp_path):
     assert "Going on from step" in shown
     assert json.loads((run / "status.json").read_text())["state"] == "done"
     assert [line["step"] for line in lines_of(run)] == list(range(6, 49, 6))
+
+
+class Store(dict):
+    """What the processes of a job have told each other."""
+
+    def get(self, name):
+        return self[name].encode()
+
+
+def test_hosts_that_offer_a_loopback_address_are_named_before_gloo_fails(monkeypatch, capfd):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    store = Store({"here-0": "node1 10.0.0.1", "here-1": "node2 127.0.1.1"})
+    two_nodes, one_node = Launch(0, 2, 0, 1, "node1", 5), Launch(0, 2, 0, 2, "node1", 5)
+    rendezvous._check_addresses(store, one_node)
+    assert capfd.readouterr().err == ""
+    rendezvous._check_addresses(store, two_nodes)
+    shown = capfd.readouterr().err
+    assert "node2 resolves to a loopback address" in shown
+    assert "GLOO_SOCKET_IFNAME" in shown
+    error = RuntimeError("gloo: connect failed")
+    monkeypatch.setattr(rendezvous, "_within", lambda *_: ([], {}, {}))
+    assert "GLOO_SOCKET_IFNAME" in str(rendezvous._lost(store, two_nodes, 9.0, error))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    rendezvous._check_addresses(store, two_nodes)
+    assert capfd.readouterr().err == ""
+
+
+def test_more_processes_than_groups_of_keys_are_said_at_the_start(tmp_path):
+    config = tiny(model={"key_bn_splits": 1}, train={"epochs": 1, "knn_every": 0})
+    all_ranks(pretrain, config, tmp_path / "run", output=tmp_path / "log")
+    words = "model.key_bn_splits=1 with 2 processes: .* there are 2 groups of 8 keys, not 1 of 16"
+    shown = (tmp_path / "log-0").read_text()
+    assert re.search(words, " ".join(shown.split()))
 
 
 def test_the_variables_of_torchrun_and_of_slurm_say_who_is_who():

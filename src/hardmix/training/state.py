@@ -22,7 +22,7 @@ from hardmix.data.changed_data import DataRecord, describe_change
 from hardmix.data.datasets import ImageSet
 from hardmix.errors import InputError, OutputError, UnfinishedError
 from hardmix.methods.base import Method, StepOutcome
-from hardmix.runs.checkpoints import optimizer_tensors, share_optimizer
+from hardmix.runs.checkpoints import BITS, optimizer_tensors, share_optimizer
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import say, warn
 from hardmix.runtime.device import Compute
@@ -161,6 +161,7 @@ def _facts(training: Training) -> dict[str, Any]:
         "data": training.data.mark,
         "processes": world_size(),
         "trunk": _trunk_name(training.method),
+        "bits": BITS,
         "config": dataclasses.asdict(training.config),
     }
 
@@ -204,6 +205,11 @@ def restore(training: Training, *, allow_changed_data: bool = False) -> bool:
     before = manifest.get("processes", 1)
     if before != world_size():
         say(f"{before} processes before, {world_size()} now: the same images, other last bits.")
+    if manifest.get("bits", 1) != BITS:
+        say(
+            "This run was saved by an older hardmix, which drew other random numbers: it goes on as"
+            " well, but not to the bits of an unbroken run."
+        )
     say(f"Going on from step {training.step}.")
     return True
 

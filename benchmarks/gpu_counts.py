@@ -1,0 +1,72 @@
+"""What a training step asks of a GPU, counted on a pretended one: docs/performance.md's table.
+
+    python benchmarks/gpu_counts.py
+
+ResNet-50, 32 images, K = 16384, MoCHi (1024, 1024, 128), on one process. Images are of 64 pixels:
+their size changes no count. The peers' steps are those of hardmix.bench, their views are made by
+worker processes on CPUs; ours are made on the GPU and counted by themselves.
+"""
+
+import logging
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+import torch
+
+from gpu_events import gpu
+from hardmix.bench.steps import StepSize, build_step, random_batch
+from hardmix.data.augment import colour_views, make_views
+from hardmix.settings.config import DataConfig
+from pretended_gpu import DeviceLog
+
+SIZE = StepSize("resnet50", 32, 64)
+STEPS = {
+    "official MoCo, step": "official",
+    "lightly's MoCo, step": "lightly",
+    "hardmix, MoCo's step": "moco_fp32",
+    "hardmix, MoCHi's step": "mochi_fp32",
+    "the same, keys normalised together": "mochi_fp32_together",
+}
+
+
+def main() -> None:
+    """Print the table."""
+    warnings.simplefilter("ignore")
+    logging.disable()
+    sys.stdout.write("| | reads | blocking copies | launches |\n|---|---|---|---|\n")
+    for name, variant in STEPS.items():
+        with gpu() as log, tempfile.TemporaryDirectory() as folder:
+            step = build_step(variant, SIZE, "cuda", Path(folder))
+            batch = random_batch(SIZE, "cuda")
+            step(batch)
+            log.clear()
+            step(batch)
+            show(name, log)
+    config, ids = DataConfig(image_size=64), torch.arange(32)
+    with gpu() as log:
+        crops = torch.randint(0, 256, (2, 32, 3, 64, 64), dtype=torch.uint8).to("cuda")
+        images = torch.randint(0, 256, (32, 3, 72, 80), dtype=torch.uint8).to("cuda")
+        for name, make, pixels in [
+            ("hardmix, colour and blur of two views", colour_views, crops),
+            ("the same with the crops of images in memory", make_views, images),
+        ]:
+            make(pixels, ids, config, 0, 0)
+            log.clear()
+            make(pixels, ids, config, 0, 1)
+            show(name, log)
+
+
+def show(name: str, log: DeviceLog) -> None:
+    """One line of the table."""
+    counts = (log.synchronisations, log.blocking_copies, log.launches)
+    numbers = " | ".join(str(len(entries)) for entries in counts)
+    sys.stdout.write(f"| {name} | {numbers} |\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
