@@ -138,7 +138,7 @@ class Moco(Method):
         outcome, plan = last.contrast, last.plan
         accuracy = proxy_accuracy(outcome, last.exclude)
         keys = gather(torch.cat([each.key for each in cast("Sequence[MocoOutcome]", outcomes)]))
-        described = {
+        described: dict[str, Tensor | float] = {
             "proxy_accuracy": accuracy.real,
             "proxy_accuracy_mixed": accuracy.mixed,
             "positive_similarity": outcome.positive.mean(),
