@@ -10,7 +10,6 @@ from torch.nn.functional import cross_entropy, normalize
 
 import hardmix.mixing.infonce
 from hardmix import (
-    KEY,
     QUERY,
     STRATEGIES,
     Embeddings,
@@ -20,28 +19,8 @@ from hardmix import (
     materialize,
     plan_mochi,
 )
+from mixing_cases import any_plan
 from reference import loss_and_gradient, unit
-
-
-@st.composite
-def any_plan(draw):
-    """Any plan, also ones no strategy makes: kinds mixed in a column, missing points, factors."""
-    batch, dim = draw(st.integers(1, 4)), draw(st.integers(2, 12))
-    width, points = draw(st.integers(1, 25)), draw(st.integers(0, 12))
-    torch.manual_seed(draw(st.integers(0, 2**31)))
-    base = torch.randint(-1, width, (batch, points))
-    partner = torch.randint(-2, width, (batch, points))
-    if draw(st.booleans()):
-        half = points // 2
-        partner[:, :half] = partner[:, :half].clamp(min=0)
-        partner[:, half:] = QUERY if draw(st.booleans()) else KEY
-    share = torch.rand(batch, points, dtype=torch.float64) * 0.98 + 0.01
-    factor = torch.rand(batch, points, dtype=torch.float64) + 0.1
-    scale, weight = (factor if draw(st.booleans()) else None for _ in range(2))
-    plan = MixPlan(base, partner, share, scale, weight)
-    exclude = torch.rand(batch, width) < draw(st.sampled_from([0.0, 0.4, 1.0]))
-    vectors = unit(batch, dim), unit(batch, dim), unit(width, dim)
-    return *vectors, plan, exclude if draw(st.booleans()) else None
 
 
 @settings(max_examples=300)
@@ -254,7 +233,7 @@ def test_chunking_changes_no_number(monkeypatch):
         return outcome.per_query, *torch.autograd.grad(outcome.loss, [query, negatives])
 
     whole = both()
-    monkeypatch.setattr("hardmix.mixing.plans.CHUNK_ELEMENTS", 2 * 200)
+    monkeypatch.setattr("hardmix.mixing.ranking.CHUNK_ELEMENTS", 2 * 200)
     monkeypatch.setattr("hardmix.mixing.closed_form.CHUNK_PAIRS", 7)
     assert all(torch.allclose(a, b, atol=1e-14) for a, b in zip(whole, both(), strict=True))
 

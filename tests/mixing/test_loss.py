@@ -1,6 +1,9 @@
 """MochiLoss in anybody's training loop."""
 
 import copy
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -172,19 +175,30 @@ def test_autocast_and_half_embeddings_give_a_float32_loss_and_half_gradients():
     assert query.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, 0.0])
+def test_unchecked_broken_vectors_give_nan(broken):
+    query, key, memory, loss = torch.randn(6, 16), torch.randn(6, 16), filled(), MochiLoss(**SMALL)
+    query[2] = broken
+    assert loss(query, key, memory, check=False).isnan()
+    outcome, _ = loss.contrast(query, key, memory, check=False)
+    assert outcome.per_query.isnan().tolist() == [False, False, True, False, False, False]
+
+
+def test_checking_changes_no_bit():
+    query, key, memory, loss = torch.randn(6, 16), torch.randn(6, 16), filled(), MochiLoss(**SMALL)
+    losses = [loss(query, key, memory, generator=seeded(), check=c) for c in (None, True, False)]
+    assert losses[0] == losses[1] == losses[2]
+
+
 def test_float64_stays_float64():
     query, key = torch.randn(6, 16).double(), torch.randn(6, 16).double()
     assert MochiLoss(**SMALL)(query, key, filled().double()).dtype == torch.float64
 
 
-def test_compiled_equals_eager():
-    loss, memory = MochiLoss(**SMALL), filled()
-    query, key = torch.randn(6, 16, requires_grad=True), torch.randn(6, 16)
-    compiled = torch.compile(lambda q: loss(q, key, memory), backend="aot_eager")
-    torch.manual_seed(1)
-    ours = compiled(query)
-    torch.manual_seed(1)
-    assert torch.allclose(ours, loss(query, key, memory))
+def test_compiled_is_one_graph_for_every_fill_and_strategy_and_equals_eager():
+    program = Path(__file__).parents[1] / "compiled_loss.py"
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hardmix import QUERY, hardest_negatives, materialize, plan_mochi
-from hardmix.mixing import plans as mixing
+from hardmix.mixing import ranking
 from reference import unit
 
 
@@ -52,13 +52,13 @@ def test_ranking_is_the_same_set_without_numpy(case):
     values = similarity + 1e-4 * torch.rand_like(similarity)  # ties may be broken either way
     by_topk = values.topk(number, dim=1).indices.sort(dim=1).values
     if values.unique().numel() == values.numel():
-        assert torch.equal(mixing._largest_in_two_stages(values, number), by_topk)
+        assert torch.equal(ranking.largest(values, number)[0], by_topk)
 
 
 def test_ranking_in_parts_changes_nothing(monkeypatch):
     similarity, exclude = torch.rand(7, 100), torch.rand(7, 100) < 0.9
     whole = [hardest_negatives(similarity, 20, mask) for mask in (None, exclude)]
-    monkeypatch.setattr(mixing, "CHUNK_ELEMENTS", 2 * 100)
+    monkeypatch.setattr(ranking, "CHUNK_ELEMENTS", 2 * 100)
     parts = [hardest_negatives(similarity, 20, mask) for mask in (None, exclude)]
     for a, b in zip(whole, parts, strict=True):
         assert torch.equal(a.positions, b.positions)

@@ -106,7 +106,8 @@ def test_all_five_are_saved_and_restored_bit_for_bit():
     queue = MemoryQueue(5, DIM)
     queue.enqueue(torch.randn(7, DIM), torch.arange(7), numbered(10, 7))
     state = copy_of_state(queue)
-    assert set(state) == {"keys", "labels", "ids", "position", "filled"}
+    assert set(state) == {"keys", "labels", "ids", "_extra_state"}
+    assert state["_extra_state"].tolist() == [queue.position, queue.filled] == [2, 5]
     restored = MemoryQueue(5, DIM)
     restored.load_state_dict(state)
     assert_same_state(restored, state)
@@ -200,22 +201,48 @@ def test_unknown_equals_nothing_itself_included(name):
 
 
 @pytest.mark.parametrize("move", [{"device": "meta"}, {"dtype": torch.float64}])
-def test_position_and_filled_stay_on_the_cpu_and_keep_their_values(move):
+def test_position_and_filled_stay_with_the_host_and_keep_their_values(move):
     queue = MemoryQueue(4, DIM)
     queue.enqueue(torch.randn(6, DIM))
     queue = torch.nn.Sequential(queue).to(**move)[0]
     assert queue.keys.device.type == move.get("device", "cpu")
     assert queue.keys.dtype == move.get("dtype", torch.float32)
-    for counter, expected in [(queue.position, 2), (queue.filled, 4)]:
-        assert counter.device.type == "cpu"
-        assert counter.dtype == torch.int64
-        assert int(counter) == expected
+    assert (queue.position, queue.filled) == (2, 4)
+    assert [name for name, _ in queue.named_buffers()] == ["keys", "labels", "ids"]
+    assert queue.state_dict()["_extra_state"].device.type == "cpu"
 
 
-def test_position_and_filled_are_on_the_cpu_under_another_default_device():
+def test_position_and_filled_are_the_hosts_under_another_default_device():
     with torch.device("meta"):
         queue = MemoryQueue(4, DIM)
-    assert queue.position.device.type == queue.filled.device.type == "cpu"
+    assert (queue.position, queue.filled) == (0, 0)
+    assert queue.state_dict()["_extra_state"].device.type == "cpu"
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_state_dict_of_older_versions_loads(within):
+    queue, keys = MemoryQueue(5, DIM), normalize(torch.randn(5, DIM), dim=1)
+    old = {"keys": keys, "labels": torch.arange(5), "ids": torch.arange(5) + 7}
+    old |= {"position": torch.tensor(3), "filled": torch.tensor(5)}
+    model = torch.nn.Sequential(queue) if within else queue
+    model.load_state_dict({f"0.{k}" if within else k: v for k, v in old.items()}, strict=True)
+    assert (queue.position, queue.filled) == (3, 5)
+    assert torch.equal(queue.keys, keys)
+    assert torch.equal(queue.ids, old["ids"])
+    assert set(old) == {"keys", "labels", "ids", "position", "filled"}  # the caller's, untouched
+
+
+def test_a_state_dict_without_position_and_fill_is_refused():
+    state = MemoryQueue(5, DIM).state_dict()
+    del state["_extra_state"]
+    with pytest.raises(RuntimeError, match="_extra_state"):
+        MemoryQueue(5, DIM).load_state_dict(state)
+
+
+def test_state_is_shared_in_place_as_that_of_buffers():
+    queue = MemoryQueue(5, DIM)
+    queue.state_dict()["_extra_state"].copy_(torch.tensor([1, 4]))  # as a broadcast does
+    assert (queue.position, queue.filled) == (1, 4)
 
 
 def test_a_double_queue_goes_on_in_double():

@@ -20,11 +20,12 @@ from hardmix.data.loading import ViewLoader
 from hardmix.errors import InputError
 from hardmix.evaluation.features import extract
 from hardmix.methods.base import Method
-from hardmix.mixing.plans import HardestNegatives, RowsGenerator, draw
+from hardmix.mixing.plans import HardestNegatives, draw
 from hardmix.runtime import rendezvous
 from hardmix.runtime.device import choose_compute
 from hardmix.runtime.distributed import gather_uneven, one_process_only
 from hardmix.runtime.launch import Launch, first_host, launched
+from hardmix.runtime.random_numbers import RowsGenerator
 from hardmix.settings.config import DataConfig
 from hardmix.training.pretrain import pretrain
 from ranks import all_ranks, group_norm_trunk, lines_of, start, state_of, tiny, wait
@@ -49,7 +50,7 @@ def test_two_processes_train_as_one_does(accumulate, tmp_path):
     assert one.keys() == two.keys()
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=0, atol=1e-4)
-    for name in ("ids", "labels", "position", "filled"):
+    for name in ("ids", "labels", "_extra_state"):
         assert torch.equal(one[f"objective.memory.{name}"], two[f"objective.memory.{name}"])
     for alone, both in zip(lines_of(tmp_path / "1"), lines_of(tmp_path / "2"), strict=True):
         assert alone == pytest.approx(both, abs=1e-4)
@@ -63,16 +64,16 @@ def test_the_same_number_of_processes_gives_the_same_bits(method, tmp_path):
 
 
 def test_mixing_draws_the_same_on_any_number_of_processes():
-    def drawn(rows, part, parts):
+    def drawn(rows, part):
         generator = RowsGenerator()
         generator.manual_seed(3)
-        generator.part, generator.parts = part, parts
+        generator.part = part
         hardest = HardestNegatives(torch.zeros(rows, 4, dtype=torch.int64), torch.ones(rows).long())
         pairs = draw(hardest, 5, 3, torch.float32, generator)
         return torch.stack([*pairs, *draw(hardest, 5, 2, torch.float32, generator)], dim=1)
 
-    parts = [drawn(2, part, 3) for part in range(3)]
-    assert torch.equal(torch.cat(parts), drawn(6, 0, 1))
+    parts = [drawn(2, part) for part in range(3)]
+    assert torch.equal(torch.cat(parts), drawn(6, 0))
     assert not torch.equal(parts[0], parts[1])
 
 

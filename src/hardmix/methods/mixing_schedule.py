@@ -10,10 +10,10 @@ import torch
 from hardmix.errors import InputError
 from hardmix.methods.base import TrainingPosition
 from hardmix.mixing.loss import MochiLoss
-from hardmix.mixing.plans import RowsGenerator, Strategy
+from hardmix.mixing.plans import Strategy
 from hardmix.mixing.variants import STRATEGIES, plan_fixed_percentage, plan_softmax_sampled
-from hardmix.runtime.distributed import rank, world_size
-from hardmix.runtime.random_numbers import seed_of
+from hardmix.runtime.distributed import rank
+from hardmix.runtime.random_numbers import RowsGenerator, seed_of
 from hardmix.settings.config import MixConfig, PretrainConfig
 from hardmix.settings.schedules import decreasing, mixing_started
 
@@ -48,10 +48,10 @@ class MixingSchedule:
         return self.wanted and mixing_started(at.epoch, mix.warm_up_epochs)
 
     def generator(self, at: TrainingPosition) -> torch.Generator:
-        """The same on every rank, which draws for all and keeps what its own queries get."""
+        """A query's numbers depend on its place in the batch, not on the number of processes."""
         generator = RowsGenerator()
         generator.manual_seed(seed_of("mixing", self.config.train.seed, at.step, at.part, 0))
-        generator.part, generator.parts = rank(), world_size()
+        generator.part = rank()
         return generator
 
 

@@ -46,13 +46,16 @@ def evaluate_plan(
     real: Float[Tensor, "batch K"],
     positive: Float[Tensor, " batch"],
     through_query: bool = False,
+    num_pairs: int | None = None,
 ) -> Points:
     """Sec. 4: the similarities of a plan's points and their query, and how they depend on it.
 
     `real` is q.n, `positive` q.k. `through_query` counts the query inside h' as a variable too.
+    `num_pairs` is known of plans whose first columns mix two rows, and all others none.
     """
     given = plan.base.shape[1]
-    plan, num_pairs = _pairs_first(plan)
+    if num_pairs is None:
+        plan, num_pairs = _pairs_first(plan)
     base, share = plan.base.clamp(min=0), plan.share.to(real.dtype)
     rows, rest = slice(num_pairs), slice(num_pairs, None)
     pairs = _mixed_pairs(base[:, rows], plan.partner[:, rows], share[:, rows], negatives, real)

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hardmix.errors import InputError
-from hardmix.mixing.checks import at_unit_length, check_finite, check_labels
+from hardmix.mixing.checks import check_finite, check_labels, unit_vectors
 
 CHUNK = 4096
 """Features compared at once: two chunks of 2048 dimensions and their products are 0.13 GB."""
@@ -65,8 +65,7 @@ def uniformity(features: Float[Tensor, "n dim"], t: float = 2.0) -> float:
 
 
 def _unit(features: Tensor) -> Tensor:
-    dtype = torch.promote_types(features.dtype, torch.float32)
-    return at_unit_length(features.detach().to(dtype))
+    return unit_vectors("features", features.detach(), check=False)
 
 
 def _check(features: Tensor, labels: Tensor | None = None) -> None:

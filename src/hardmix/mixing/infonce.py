@@ -24,9 +24,12 @@ from hardmix.mixing.checks import (
     check_similarity,
     check_temperature,
     check_unit_length,
+    wants_check,
 )
 from hardmix.mixing.closed_form import Points, evaluate_plan
-from hardmix.mixing.plans import KEY, MixPlan, row_chunks
+from hardmix.mixing.device_infonce import DeviceInfoNCE, Wanted
+from hardmix.mixing.plans import KEY, MixPlan
+from hardmix.mixing.ranking import in_one_piece, row_chunks
 
 
 class Contrast(NamedTuple):
@@ -55,7 +58,9 @@ def contrast(
     similarity: Float[Tensor, "batch K"] | None = None,
     through_query: bool = False,
     overwrite: bool = False,
-    check: bool = True,
+    num_pairs: int | None = None,
+    every_point: bool = False,
+    check: bool | None = None,
 ) -> Contrast:
     """Eq. 1, with the plan's points as further negatives (Sec. 4); plan=None is plain MoCo.
 
@@ -64,30 +69,52 @@ def contrast(
     pass no synthetic point; `through_query` lets them pass the query inside h' (the paper does
     not say; its Eq. 2 and every known implementation do not). `overwrite` does the work in the
     similarities' own memory, where only the loss is wanted: faster, and half the memory.
-    `check=False` skips the look at every vector's length, for callers that normalised them.
+    What a caller may know of the plan: `num_pairs`, how many of its first columns mix two rows, if
+    all others mix one; `every_point`, that every point could be made.
+
+    On a CPU vectors that are not finite or not of unit length, and rows that are not there, are
+    refused. To look at them, a GPU would have to be waited for: there `check=True` asks for it,
+    and else NaN gives NaN. `check=False` skips it on a CPU too, for callers that normalised them.
     """
     _check(query, key, negatives, plan, temperature, exclude, similarity)
-    if check:
+    if wants_check(check, query):
         check_unit_length(query=query, key=key, negatives=negatives)
         if plan is not None:
             check_plan_rows(plan, len(negatives))
     # float64 if any of the vectors has it, else float32.
     dtype = torch.promote_types(torch.promote_types(query.dtype, negatives.dtype), torch.float32)
     query, key, negatives = query.to(dtype), key.to(dtype), negatives.to(dtype)
+    if plan is not None and plan.base.shape[1] == 0:
+        plan = None
+    if not torch.is_grad_enabled():
+        query, key, negatives = query.detach(), key.detach(), negatives.detach()
     with torch.autocast(query.device.type, enabled=False):
         with torch.no_grad():
             real = query @ negatives.T if similarity is None else similarity.to(dtype)
-            positive = (query * key).sum(dim=1)
-            points = None
-            if plan is not None and plan.base.shape[1] > 0:
-                points = evaluate_plan(plan, key, negatives, real, positive, through_query)
-        if not torch.is_grad_enabled():
-            query, key, negatives = query.detach(), key.detach(), negatives.detach()
-        per_query = _InfoNCE.apply(
-            query, key, negatives, positive, real, points, temperature, exclude, overwrite
-        )
+        if in_one_piece(query):
+            wanted = Wanted(
+                temperature,
+                through_query,
+                overwrite,
+                every_point,
+                query.requires_grad,
+                negatives.requires_grad,
+            )
+            per_query, positive, synthetic = DeviceInfoNCE.apply(
+                query, key, negatives, real, exclude, wanted, *(plan or ())
+            )
+        else:
+            with torch.no_grad():
+                positive, points = (query * key).sum(dim=1), None
+                if plan is not None:
+                    points = evaluate_plan(
+                        plan, key, negatives, real, positive, through_query, num_pairs
+                    )
+            per_query = _InfoNCE.apply(
+                query, key, negatives, positive, real, points, temperature, exclude, overwrite
+            )
+            synthetic = real.new_empty(len(real), 0) if points is None else points.similarity
     real = real[:, :0] if overwrite else real
-    synthetic = real.new_empty(len(real), 0) if points is None else points.similarity
     return Contrast(per_query.mean(), per_query, positive, real, synthetic)
 
 
@@ -197,10 +224,13 @@ def _gradient_sum(
     loan = point_terms * points.from_partner
     terms.scatter_add_(1, points.base, point_terms * points.from_base)
     terms.scatter_add_(1, points.partner[:, : points.num_pairs], loan[:, : points.num_pairs])
+    pull = terms @ negatives
     partner, loan = points.partner[:, points.num_pairs :], loan[:, points.num_pairs :]
+    if loan.shape[1] == 0:
+        return pull
     to_key = loan.masked_fill(partner != KEY, 0.0).sum(dim=1, keepdim=True)
     to_query = loan.sum(dim=1, keepdim=True) - to_key
-    return (terms @ negatives).addcmul_(to_query, query).addcmul_(to_key, key)
+    return pull.addcmul_(to_query, query).addcmul_(to_key, key)
 
 
 def _rows_of(points: Points, rows: slice) -> Points:

@@ -6,7 +6,7 @@ loss(query, key, memory).backward()
 memory.enqueue(key)                     # after the loss: a key is never its own negative
 """
 
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -23,12 +23,30 @@ from hardmix.mixing.checks import (
     check_shapes,
     check_temperature,
     unit_vectors,
+    wants_check,
 )
 from hardmix.mixing.infonce import Contrast, contrast
 from hardmix.mixing.plans import Embeddings, MixPlan, Strategy
 from hardmix.mixing.queue import MemoryQueue
-from hardmix.mixing.variants import STRATEGIES, dropped_negatives, ranking_similarity
+from hardmix.mixing.ranking import in_one_piece
+from hardmix.mixing.variants import (
+    OUR_FUNCTIONS,
+    STRATEGIES,
+    dropped_negatives,
+    function_of,
+    plan_fixed_percentage,
+    ranking_similarity,
+)
 from hardmix.settings.config import RealNegatives, StrategyName
+
+
+class _Draws(NamedTuple):
+    """How a plan is asked for."""
+
+    num_hardest: int
+    mix: bool
+    generator: torch.Generator | None
+    check: bool | None
 
 
 class MochiLoss(nn.Module):
@@ -83,18 +101,21 @@ class MochiLoss(nn.Module):
         *,
         mix: bool = True,
         generator: torch.Generator | None = None,
+        check: bool | None = None,
     ) -> Float[Tensor, ""]:
         """The mean loss over the batch.
 
         negatives: vectors, or a `MemoryQueue`, whose unfilled slots are never mixed.
         exclude: negatives that take no part, e.g. `memory.same_class(labels)`, the oracle.
         mix: False in the warm-up epochs: plain MoCo (`schedules.mixing_started`).
+        generator: of the random numbers; None is PyTorch's own.
+        check: whether to refuse vectors that are not finite or zero. None: on a CPU; a GPU would
+        have to be waited for, and such vectors give NaN there, as they do with False.
         """
+        embeddings = _unit_embeddings(query, key, negatives, check)
         exclude, not_mixed = _masks(query, negatives, exclude)
-        outcome, _ = self._contrast(
-            query, key, negatives, exclude, not_mixed, self.num_hardest, mix, generator, True
-        )
-        return outcome.loss
+        draws = _Draws(self.num_hardest, mix, generator, check)
+        return self._contrast(embeddings, exclude, not_mixed, draws, overwrite=True)[0].loss
 
     def in_batch(
         self,
@@ -104,6 +125,7 @@ class MochiLoss(nn.Module):
         *,
         mix: bool = True,
         generator: torch.Generator | None = None,
+        check: bool | None = None,
     ) -> Float[Tensor, ""]:
         """SimCLR style, no queue: the other samples' keys are the negatives, the own one is not.
 
@@ -117,11 +139,9 @@ class MochiLoss(nn.Module):
         own = torch.eye(len(query), dtype=torch.bool, device=query.device)
         check_mask(exclude, len(query), len(query))
         exclude = own if exclude is None else own | exclude
-        num_hardest = min(self.num_hardest, len(query))
-        outcome, _ = self._contrast(
-            query, key, key, exclude, exclude, num_hardest, mix, generator, True
-        )
-        return outcome.loss
+        embeddings = _unit_embeddings(query, key, key, check)
+        draws = _Draws(min(self.num_hardest, len(query)), mix, generator, check)
+        return self._contrast(embeddings, exclude, exclude, draws, overwrite=True)[0].loss
 
     def contrast(
         self,
@@ -132,47 +152,30 @@ class MochiLoss(nn.Module):
         *,
         mix: bool = True,
         generator: torch.Generator | None = None,
+        check: bool | None = None,
     ) -> tuple[Contrast, MixPlan | None]:
         """The same with all that was measured on the way, and the plan, for `diagnostics`."""
+        embeddings = _unit_embeddings(query, key, negatives, check)
         exclude, not_mixed = _masks(query, negatives, exclude)
-        return self._contrast(
-            query, key, negatives, exclude, not_mixed, self.num_hardest, mix, generator, False
-        )
+        draws = _Draws(self.num_hardest, mix, generator, check)
+        return self._contrast(embeddings, exclude, not_mixed, draws, overwrite=False)
 
     def _contrast(
         self,
-        query: Tensor,
-        key: Tensor,
-        negatives: Tensor | MemoryQueue,
+        embeddings: Embeddings,
         exclude: Tensor | None,
         not_mixed: Tensor | None,
-        num_hardest: int,
-        mix: bool,
-        generator: torch.Generator | None,
+        draws: "_Draws",
         overwrite: bool,
     ) -> tuple[Contrast, MixPlan | None]:
-        embeddings = _unit_embeddings(query, key, negatives)
         query, key, vectors = embeddings
         with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-            similarity = query @ vectors.T
-            plan = None
-            if mix and self.num_pairs + self.num_with_query > 0:
-                plan = self.strategy(
-                    similarity,
-                    num_hardest=num_hardest,
-                    num_pairs=self.num_pairs,
-                    num_with_query=self.num_with_query,
-                    exclude=not_mixed,
-                    generator=generator,
-                    embeddings=embeddings,
-                )
-                if self.strategy not in STRATEGIES.values():
-                    check_plan(plan, len(query))
-                    check_plan_rows(plan, len(vectors))
-                if self.real_negatives != "keep":
-                    ranked = ranking_similarity(self.strategy, similarity, embeddings)
-                    dropped = dropped_negatives(ranked, self.real_negatives, num_hardest, not_mixed)
-                    exclude = _either(exclude, dropped)
+            similarity, plan = query @ vectors.T, None
+            if draws.mix and self.num_pairs + self.num_with_query > 0:
+                plan, dropped = self._plan(embeddings, similarity, not_mixed, draws)
+                exclude = _either(exclude, dropped)
+        known = function_of(self.strategy)
+        ours = known in OUR_FUNCTIONS
         outcome = contrast(
             query,
             key,
@@ -183,9 +186,40 @@ class MochiLoss(nn.Module):
             similarity=similarity,
             through_query=self.through_query,
             overwrite=overwrite,
+            num_pairs=self.num_pairs if ours else None,
+            every_point=ours and not_mixed is None and known is not plan_fixed_percentage,
             check=False,
         )
         return outcome, plan
+
+    def _plan(
+        self,
+        embeddings: Embeddings,
+        similarity: Tensor,
+        not_mixed: Tensor | None,
+        draws: "_Draws",
+    ) -> tuple[MixPlan, Tensor | None]:
+        """The strategy's plan, and the negatives that do not count themselves."""
+        looks = wants_check(draws.check, similarity)
+        if not looks and not in_one_piece(similarity) and not bool(similarity.sum().isfinite()):
+            similarity = similarity.nan_to_num()  # ranking refuses NaN; the loss shall be NaN
+        plan = self.strategy(
+            similarity,
+            num_hardest=draws.num_hardest,
+            num_pairs=self.num_pairs,
+            num_with_query=self.num_with_query,
+            exclude=not_mixed,
+            generator=draws.generator,
+            embeddings=embeddings,
+        )
+        if function_of(self.strategy) not in OUR_FUNCTIONS:
+            check_plan(plan, len(similarity))
+            if looks:
+                check_plan_rows(plan, similarity.shape[1])
+        if self.real_negatives == "keep":
+            return plan, None
+        ranked = ranking_similarity(self.strategy, similarity, embeddings)
+        return plan, dropped_negatives(ranked, self.real_negatives, draws.num_hardest, not_mixed)
 
     def extra_repr(self) -> str:
         """What print() shows: the paper's MoCHi (N, s, s')."""
@@ -205,19 +239,23 @@ def _masks(
     return not_mixed if negatives.start == "empty" else exclude, not_mixed
 
 
-def _unit_embeddings(query: Tensor, key: Tensor, negatives: Tensor | MemoryQueue) -> Embeddings:
+def _unit_embeddings(
+    query: Tensor, key: Tensor, negatives: Tensor | MemoryQueue, check: bool | None
+) -> Embeddings:
     """All three in one dtype, float32 or better, and of unit length; a queue's keys are already."""
     check_not_transformed()
     vectors = negatives.keys if isinstance(negatives, MemoryQueue) else negatives
     check_shapes(query, key, vectors)
     dtype = torch.promote_types(torch.promote_types(query.dtype, vectors.dtype), torch.float32)
     with torch.autocast(query.device.type, enabled=False):
+        unit_query = unit_vectors("query", query, dtype, check)
+        unit_key = unit_vectors("key", key, dtype, check)
         if isinstance(negatives, MemoryQueue):
             vectors = vectors.to(dtype)
         else:
-            vectors = unit_vectors("negatives", vectors, dtype)
-        query, key = unit_vectors("query", query, dtype), unit_vectors("key", key, dtype)
-    return Embeddings(query, key, vectors)
+            in_batch = negatives is key
+            vectors = unit_key if in_batch else unit_vectors("negatives", vectors, dtype, check)
+    return Embeddings(unit_query, unit_key, vectors)
 
 
 def _either(first: Tensor | None, second: Tensor | None) -> Tensor | None:

@@ -9,13 +9,11 @@ unit length. A synthetic point is a line of a plan, not a vector:
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hardmix.errors import InputError
 from hardmix.mixing.checks import (
     check_counts,
     check_mask,
@@ -26,6 +24,13 @@ from hardmix.mixing.checks import (
     check_shapes,
     check_similarity,
 )
+from hardmix.mixing.ranking import (
+    in_one_piece,
+    joined,
+    largest,
+    row_chunks,
+    rows_of,
+)
 
 QUERY = -1
 """A partner that is the query itself (Sec. 4.2)."""
@@ -33,8 +38,6 @@ KEY = -2
 """A partner that is the query's key (App. B.2)."""
 NO_POINT = -1
 """A base where no point could be made: its logit is -inf."""
-CHUNK_ELEMENTS = 2**22
-"""Similarities worked on at once: 16 MB in float32, and still enough rows for a fast matmul."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class HardestNegatives:
     """Rows of the negatives, ascending; the valid ones first, then -1."""
     count: Int[Tensor, " batch"]
     """How many are valid: less than N where fewer negatives are allowed."""
+    complete: bool = False
+    """Whether every query is known to have N."""
 
 
 class MixPlan(NamedTuple):
@@ -112,9 +117,7 @@ def plan_mochi(
     """
     check_counts(num_hardest, num_pairs, num_with_query)
     hardest = hardest_negatives(similarity, num_hardest, exclude)
-    pairs = mix_pairs(hardest, num_pairs, similarity.dtype, generator)
-    with_query = mix_with_query(hardest, num_with_query, similarity.dtype, generator)
-    return join(pairs, with_query)
+    return mix(hardest, num_pairs, num_with_query, similarity.dtype, generator)
 
 
 def hardest_negatives(
@@ -129,16 +132,16 @@ def hardest_negatives(
     check_num_hardest(num_hardest, similarity.shape[1])
     check_mask(exclude, len(similarity), similarity.shape[1])
     similarity = similarity.detach()
-    rows = row_chunks(*similarity.shape)
-    if exclude is None:
-        positions = torch.cat([_largest_in_two_stages(similarity[r], num_hardest) for r in rows])
-        return HardestNegatives(positions, positions.new_full((len(positions),), num_hardest))
-    allowed = (similarity[r].masked_fill(exclude[r], -torch.inf) for r in rows)
-    positions = torch.cat([_largest_in_two_stages(some, num_hardest) for some in allowed])
-    valid = ~exclude.gather(1, positions)
-    after_all = similarity.shape[1]
-    positions = positions.masked_fill(~valid, after_all).sort(dim=1).values
-    return HardestNegatives(positions.masked_fill(positions == after_all, -1), valid.sum(dim=1))
+    one_piece = in_one_piece(similarity)
+    found = []
+    for rows in row_chunks(len(similarity), similarity.shape[1], one_piece):
+        some = rows_of(similarity, rows)
+        if exclude is not None:
+            some = some.masked_fill(rows_of(exclude, rows), -torch.inf)
+        found.append(largest(some, num_hardest, all_there=exclude is None))
+    positions, count = (joined(list(parts)) for parts in zip(*found, strict=True))
+    complete = exclude is None if one_piece else bool(count.min() == num_hardest)
+    return HardestNegatives(positions, count, complete)
 
 
 def mix_pairs(
@@ -152,15 +155,7 @@ def mix_pairs(
     The paper says "randomly chosen": pairs are drawn uniformly, with replacement over the points
     (s > N is legal), and always of two different negatives.
     """
-    check_counts(2, num_pairs=num_pairs)
-    first, other, alpha = draw(hardest, num_pairs, 3, dtype, generator)
-    count = hardest.count.unsqueeze(1)
-    i, j = pick(first, count), pick(other, count - 1)
-    j += j >= i  # one of the others: each as likely
-    base = hardest.positions.gather(1, i).masked_fill(count < 2, NO_POINT)
-    j = j.minimum((count - 1).clamp(min=0))
-    partner = hardest.positions.gather(1, j).clamp(min=0)  # a row also where no point is made
-    return MixPlan(base, partner, 1 - open_interval(alpha, 1.0))
+    return mix(hardest, num_pairs, 0, dtype, generator)
 
 
 def mix_with_query(
@@ -170,10 +165,43 @@ def mix_with_query(
     generator: torch.Generator | None = None,
 ) -> MixPlan:
     """Sec. 4.2: mix the query into its hardest negatives, beta ~ U(0, 0.5)."""
-    check_counts(1, num_with_query=num_with_query)
-    which, beta = draw(hardest, num_with_query, 2, dtype, generator)
-    base = hardest.positions.gather(1, pick(which, hardest.count.unsqueeze(1)))
-    return MixPlan(base, torch.full_like(base, QUERY), open_interval(beta, 0.5))
+    return mix(hardest, 0, num_with_query, dtype, generator)
+
+
+def mix(
+    hardest: HardestNegatives,
+    num_pairs: int,
+    num_with_query: int,
+    dtype: torch.dtype = torch.float32,
+    generator: torch.Generator | None = None,
+) -> MixPlan:
+    """Sec. 4: s pair points (Eq. 3), then s' points mixed with the query, drawn in one go."""
+    check_counts(2, num_pairs, num_with_query)
+    points = num_pairs + num_with_query
+    # For each point its base, for each pair its partner, for each point the partner's share.
+    uniform = uniform_numbers(hardest, 2 * points + num_pairs, dtype, generator)
+    base, partner, share = uniform.split([points, num_pairs, points], dim=1)
+    count: int | Tensor = hardest.positions.shape[1]
+    if not hardest.complete:
+        count = hardest.count.unsqueeze(1)
+    base.mul_(below(count, dtype))
+    partner.mul_(below(count - 1, dtype))
+    which = uniform[:, : points + num_pairs].long()
+    i, j = which[:, :num_pairs], which[:, points:]
+    j += j >= i  # one of the others: each as likely
+    if isinstance(count, Tensor):
+        # An allowed row, also where no point is made.
+        j.copy_(torch.minimum(j, (count - 1).clamp(min=0)))
+    base, partner = hardest.positions.gather(1, which).split([points, num_pairs], dim=1)
+    if isinstance(count, Tensor):
+        base[:, :num_pairs].masked_fill_(count < 2, NO_POINT)
+        partner = partner.clamp(min=0)
+    share = share.clamp(min=torch.finfo(dtype).eps)
+    share[:, num_pairs:].mul_(0.5)
+    if num_with_query:
+        pairs, partner = partner, torch.full_like(base, QUERY)
+        partner[:, :num_pairs] = pairs
+    return MixPlan(base, partner, share)
 
 
 def materialize(
@@ -213,20 +241,34 @@ def join(*plans: MixPlan) -> MixPlan:
     return MixPlan(*fields)
 
 
-def row_chunks(batch: int, width: int) -> list[slice]:
-    """Parts of a (batch, width) tensor, each small enough to be worked on without much memory."""
-    rows = max(1, CHUNK_ELEMENTS // width)
-    return [slice(start, min(start + rows, batch)) for start in range(0, batch, rows)]
+def uniform_numbers(
+    hardest: HardestNegatives,
+    columns: int,
+    dtype: torch.dtype,
+    generator: torch.Generator | None,
+) -> Float[Tensor, "batch columns"]:
+    """Uniform numbers in [0, 1) for every query, on the negatives' device.
 
-
-class RowsGenerator(torch.Generator):
-    """Draws for the batch of all processes and keeps the rows of one: its `part` of `parts`.
-
-    Every process draws the same, so that a query's points do not depend on how many there are.
+    A generator may live on another device than the negatives. One that has a method `uniform_rows`
+    makes them itself, e.g. as a function of the query's place in the batch of all processes.
     """
+    device, rows = hardest.positions.device, len(hardest.positions)
+    if generator is None:
+        return torch.rand(rows, columns, dtype=dtype, device=device)
+    if isinstance(generator, RowsGenerator):
+        return generator.uniform_rows(rows, columns, dtype, device)
+    uniform = torch.empty(rows, columns, dtype=dtype, device=generator.device)
+    return uniform.uniform_(generator=generator).to(device)
 
-    part: int = 0
-    parts: int = 1
+
+@runtime_checkable
+class RowsGenerator(Protocol):
+    """A generator that makes a query's numbers by itself."""
+
+    def uniform_rows(
+        self, rows: int, columns: int, dtype: torch.dtype, device: torch.device
+    ) -> Float[Tensor, "rows columns"]:
+        """Uniform numbers in [0, 1), others in every call."""
 
 
 def draw(
@@ -236,68 +278,18 @@ def draw(
     dtype: torch.dtype,
     generator: torch.Generator | None,
 ) -> tuple[Float[Tensor, "batch S"], ...]:
-    """Uniform numbers in [0, 1): `num_each` for every query and point, on the negatives' device.
-
-    A generator may live on another device than the negatives.
-    """
-    device = hardest.positions.device
-    source = device if generator is None else generator.device
-    parts, part = getattr(generator, "parts", 1), getattr(generator, "part", 0)
-    shape = (parts * len(hardest.positions), num_each, num_points)
-    uniform = torch.empty(shape, dtype=dtype, device=source).uniform_(generator=generator)
-    return uniform.chunk(parts)[part].to(device).unbind(1)
+    """Uniform numbers in [0, 1): `num_each` for every query and point, on the negatives' device."""
+    uniform = uniform_numbers(hardest, num_each * num_points, dtype, generator)
+    return torch.unbind(uniform.reshape(len(uniform), num_each, num_points), dim=1)
 
 
-def pick(
-    uniform: Float[Tensor, "batch S"], count: Int[Tensor, "batch 1"]
-) -> Int[Tensor, "batch S"]:
-    """Uniform numbers in [0, 1) to whole numbers below each row's count (0 where that is 0)."""
-    highest = (count - 1).clamp(min=0)
-    return torch.minimum((uniform * count).long(), highest)
+def below(number: int | Tensor, dtype: torch.dtype) -> float | Tensor:
+    """Just below a whole number: no uniform number in [0, 1) times this rounds up to it."""
+    factor = 1 - torch.finfo(dtype).eps
+    return number.to(dtype) * factor if isinstance(number, Tensor) else number * factor
 
 
 def open_interval(uniform: Float[Tensor, "batch S"], end: float) -> Float[Tensor, "batch S"]:
     """Uniform numbers in [0, 1) to the open interval (0, end)."""
     eps = torch.finfo(uniform.dtype).eps
     return (uniform * end).clamp(eps, end - eps)
-
-
-def _largest_in_two_stages(values: Float[Tensor, "batch K"], number: int) -> Int[Tensor, "batch N"]:
-    """Positions of the `number` largest of each row, ascending; exact, and faster than one top-k.
-
-    The `number` largest lie in the `number` blocks with the largest maxima. Blocks are strided,
-    so that their maxima are one elementwise pass, and blocks and rounds come in slot order.
-    """
-    batch, width = values.shape
-    per_block = int((width / number) ** 0.5)  # minimises blocks + candidates
-    if per_block < 2:
-        return _largest(values, number)
-    num_blocks = width // per_block
-    in_blocks = values[:, : per_block * num_blocks].unflatten(1, (per_block, num_blocks))
-    blocks = _largest(in_blocks.amax(dim=1), number).unsqueeze(1).expand(batch, per_block, number)
-    candidates = in_blocks.gather(2, blocks).flatten(1)
-    rounds = torch.arange(per_block, device=values.device).unsqueeze(1)
-    slots = (blocks + rounds * num_blocks).flatten(1)
-    if width % per_block:
-        candidates = torch.cat([candidates, values[:, per_block * num_blocks :]], dim=1)
-        rest = torch.arange(per_block * num_blocks, width, device=values.device)
-        slots = torch.cat([slots, rest.expand(batch, -1)], dim=1)
-    return slots.gather(1, _largest(candidates, number))
-
-
-def _largest(values: Float[Tensor, "batch width"], number: int) -> Int[Tensor, "batch N"]:
-    """Positions of the `number` largest of each row, ascending; among equals the first."""
-    if values.device.type != "cpu" or torch.compiler.is_compiling():
-        return values.topk(number, dim=1, sorted=False).indices.sort(dim=1).values
-    # NumPy's partition is vectorised: 4 times faster here than topk, and no sort is needed after.
-    array = values.numpy()
-    width = array.shape[1]
-    threshold = np.partition(array, width - number, axis=1)[:, width - number, None]
-    chosen = array >= threshold
-    surplus = np.count_nonzero(chosen, axis=1) - number
-    if surplus.min() < 0:  # comparisons with NaN are false
-        raise InputError("similarity holds NaN: it cannot be ranked; look at the encoder's output.")
-    for row in np.flatnonzero(surplus):  # ties with the threshold: the last of the equals go
-        chosen[row, np.flatnonzero(array[row] == threshold[row])[-surplus[row] :]] = False
-    positions = np.flatnonzero(chosen).reshape(-1, number)
-    return torch.from_numpy(positions - np.arange(len(array))[:, None] * width)

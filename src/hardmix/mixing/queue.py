@@ -1,6 +1,6 @@
 """The queue Q of Sec. 3.1: the last K keys, with the labels and ids of their images.
 
-Everything is saved in the state_dict: keys, labels, ids, position and fill.
+Everything is saved in the state_dict: keys, labels, ids, and as extra state position and fill.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,6 @@ from torch.nn.functional import normalize
 
 from hardmix.errors import InputError
 from hardmix.mixing.checks import (
-    at_unit_length,
     check_choice,
     check_labels,
     check_whole,
@@ -42,10 +41,6 @@ class MemoryQueue(nn.Module):
     """Class of each key's image, -1 where unknown."""
     ids: Int[Tensor, " K"]
     """Number of each key's image in its data set, -1 where unknown."""
-    position: Int[Tensor, ""]
-    """The slot written next. Stays on the CPU, as `filled`: reading it must not wait for a GPU."""
-    filled: Int[Tensor, ""]
-    """Slots 0 to filled - 1 hold keys."""
 
     def __init__(
         self,
@@ -67,8 +62,9 @@ class MemoryQueue(nn.Module):
         self.register_buffer("keys", normalize(torch.randn(size, dim, generator=generator), dim=1))
         self.register_buffer("labels", torch.full((size,), UNKNOWN))
         self.register_buffer("ids", torch.full((size,), UNKNOWN))
-        self.register_buffer("position", torch.tensor(0, device="cpu"))
-        self.register_buffer("filled", torch.tensor(0, device="cpu"))
+        # Position and fill, on the CPU whatever happens to the module: not a buffer, so that nobody
+        # moves it to a GPU, whom reading it would wait for, or broadcasts it there.
+        self._counters = torch.zeros(2, dtype=torch.int64, device="cpu")
 
     @classmethod
     def prefilled(
@@ -83,6 +79,16 @@ class MemoryQueue(nn.Module):
         queue.enqueue(keys, labels, ids)
         return queue
 
+    @property
+    def position(self) -> int:
+        """The slot written next."""
+        return int(self._counters[0])
+
+    @property
+    def filled(self) -> int:
+        """Slots 0 to filled - 1 hold keys."""
+        return int(self._counters[1])
+
     def __len__(self) -> int:
         """K, the number of slots."""
         return len(self.keys)
@@ -93,34 +99,64 @@ class MemoryQueue(nn.Module):
         keys: Float[Tensor, "batch dim"],
         labels: Int[Tensor, " batch"] | None = None,
         ids: Int[Tensor, " batch"] | None = None,
+        *,
+        normalised: bool = False,
+        check: bool | None = None,
     ) -> None:
         """Write keys in order over the oldest; of more than K the last K stay.
 
-        Any batch size; keys are normalised. Refuses NaN: one such key would spoil every later loss.
+        Any batch size. Keys are normalised, unless they are known to be. One NaN would spoil every
+        later loss: on a CPU such keys are refused; a GPU would have to be waited for, and looks
+        with check=True only.
         """
         _check_keys(keys, self.keys.shape[1])
         for name, values in [("labels", labels), ("ids", ids)]:
             if values is not None:
                 check_labels(name, values, len(keys), "keys")
-        keys = unit_vectors("keys", keys, self.keys.dtype).to(self.keys.device)
+        if normalised:
+            keys = keys.to(self.keys.dtype)
+        else:
+            keys = unit_vectors("keys", keys, self.keys.dtype, check)
         size, batch = len(self), len(keys)
         kept = min(batch, size)
-        first = int(self.position) + batch - kept
-        slots = torch.arange(first, first + kept, device=self.keys.device) % size
-        self.keys.index_copy_(0, slots, keys[batch - kept :])
+        first = (self.position + batch - kept) % size
+        before_wrap = min(kept, size - first)
+        self._write(
+            slice(first, first + before_wrap),
+            slice(batch - kept, batch - kept + before_wrap),
+            keys,
+            labels,
+            ids,
+        )
+        self._write(
+            slice(0, kept - before_wrap),
+            slice(batch - kept + before_wrap, batch),
+            keys,
+            labels,
+            ids,
+        )
+        self._counters[0] = (self.position + batch) % size
+        self._counters[1] = min(self.filled + batch, size)
+
+    def _write(
+        self, slots: slice, rows: slice, keys: Tensor, labels: Tensor | None, ids: Tensor | None
+    ) -> None:
+        if slots.start == slots.stop:
+            return
+        self.keys[slots].copy_(keys[rows])
         for stored, values in [(self.labels, labels), (self.ids, ids)]:
             if values is None:
-                stored.index_fill_(0, slots, UNKNOWN)
+                stored[slots].fill_(UNKNOWN)
             else:
-                stored.index_copy_(0, slots, values[batch - kept :].to(stored))
-        self.position.fill_((int(self.position) + batch) % size)
-        self.filled.fill_(min(int(self.filled) + batch, size))
+                stored[slots].copy_(values[rows])
 
     def unfilled(self) -> Bool[Tensor, " K"] | None:
         """Slots that hold no key yet; None once every slot does."""
-        if int(self.filled) == len(self):
+        # In torch.compile a tensor: one graph for every fill.
+        filled = self._counters[1] if torch.compiler.is_compiling() else self.filled
+        if isinstance(filled, int) and filled == len(self):
             return None
-        return torch.arange(len(self), device=self.keys.device) >= int(self.filled)
+        return torch.arange(len(self), device=self.keys.device) >= filled
 
     def same_class(self, labels: Int[Tensor, " batch"]) -> Bool[Tensor, "batch K"]:
         """Sec. 3.3, the class oracle: each query's false negatives, to exclude or to count."""
@@ -132,25 +168,35 @@ class MemoryQueue(nn.Module):
         check_labels("ids", ids)
         return equal_and_known(ids, self.ids)
 
+    def get_extra_state(self) -> Int[Tensor, "2"]:
+        """Position and fill; as a tensor, which every format can hold."""
+        return self._counters
+
+    def set_extra_state(self, state: Int[Tensor, "2"]) -> None:
+        """Those that were saved."""
+        self._counters.copy_(state)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Also what older versions saved: position and fill as buffers, keys in half precision."""
+        keys = state_dict.get(f"{prefix}keys")
+        if isinstance(keys, Tensor) and keys.dtype in HALF:
+            state_dict[f"{prefix}keys"] = unit_vectors("keys", keys, check=False)
+        if f"{prefix}position" in state_dict and f"{prefix}filled" in state_dict:
+            counters = [state_dict.pop(f"{prefix}{name}") for name in ("position", "filled")]
+            state_dict[f"{prefix}_extra_state"] = torch.tensor([int(each) for each in counters])
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MemoryQueue":
-        position, filled, keys = self.position, self.filled, self.keys
+        keys = self.keys
         super()._apply(fn, recurse)
-        self.position, self.filled = position, filled
         if self.keys.dtype in HALF and keys.dtype not in HALF:
             self.keys = keys.to(self.keys.device)
         return self
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Keys that were saved in half precision get their length back."""
-        keys = state_dict.get(f"{prefix}keys")
-        if isinstance(keys, Tensor) and keys.dtype in HALF:
-            state_dict[f"{prefix}keys"] = at_unit_length(keys.float())
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
     def extra_repr(self) -> str:
         """What print() shows."""
         size, dim = self.keys.shape
-        return f"size={size}, dim={dim}, filled={int(self.filled)}, start={self.start!r}"
+        return f"size={size}, dim={dim}, filled={self.filled}, start={self.start!r}"
 
 
 def equal_and_known(

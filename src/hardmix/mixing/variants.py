@@ -14,6 +14,7 @@ from torch import Tensor
 from hardmix.errors import InputError
 from hardmix.mixing.checks import check_choice, check_counts, check_similarity, check_temperature
 from hardmix.mixing.closed_form import evaluate_plan
+from hardmix.mixing.device_infonce import made_points
 from hardmix.mixing.plans import (
     KEY,
     NO_POINT,
@@ -25,11 +26,11 @@ from hardmix.mixing.plans import (
     draw,
     hardest_negatives,
     join,
-    mix_pairs,
-    mix_with_query,
+    mix,
     open_interval,
     plan_mochi,
 )
+from hardmix.mixing.ranking import in_one_piece
 from hardmix.settings.config import RealNegatives
 
 
@@ -166,14 +167,11 @@ def plan_fixed_percentage(
     query, key, negatives = _need(embeddings, "fixed-percentage")
     check_counts(num_hardest, num_pairs, num_with_query)
     hardest = hardest_negatives(similarity, num_hardest, exclude)
-    plan = join(
-        mix_pairs(hardest, num_pairs, similarity.dtype, generator),
-        mix_with_query(hardest, num_with_query, similarity.dtype, generator),
-    )
+    plan = mix(hardest, num_pairs, num_with_query, similarity.dtype, generator)
     with torch.no_grad():
-        positive = (query * key).sum(dim=1).to(similarity.dtype)
-        negatives = negatives.to(similarity.dtype)
-        points = evaluate_plan(plan, key, negatives, similarity, positive).similarity
+        dtype = similarity.dtype
+        vectors = Embeddings(query.to(dtype), key.to(dtype), negatives.to(dtype))
+        points = _point_similarities(plan, vectors, similarity)
         real = _values(similarity, hardest)
     turn = _alternating(num_pairs, num_with_query, similarity.device)
     target = -(-num_hardest * percentage // 100)
@@ -220,7 +218,7 @@ def ranking_similarity(
     strategy: Strategy, similarity: Float[Tensor, "batch K"], embeddings: Embeddings
 ) -> Float[Tensor, "batch K"]:
     """What a strategy ranks the negatives by: q.n, or k.n in "ranked-by-key"."""
-    if strategy is not plan_ranked_by_key:
+    if function_of(strategy) is not plan_ranked_by_key:
         return similarity
     return (embeddings.key.detach() @ embeddings.negatives.detach().T).to(similarity.dtype)
 
@@ -238,6 +236,15 @@ def _values(similarity: Tensor, hardest: HardestNegatives) -> Tensor:
     """Similarities of the hardest negatives, -inf where there is none."""
     values = similarity.detach().gather(1, hardest.positions.clamp(min=0))
     return values.masked_fill(hardest.positions < 0, -torch.inf)
+
+
+def _point_similarities(plan: MixPlan, embeddings: Embeddings, similarity: Tensor) -> Tensor:
+    """q.h of every point."""
+    query, key, negatives = embeddings
+    if in_one_piece(similarity):
+        return made_points(plan, query, key, negatives, every_point=False).similarity
+    positive = (query * key).sum(dim=1)
+    return evaluate_plan(plan, key, negatives, similarity, positive).similarity
 
 
 def _cumulative_softmax(logits: Float[Tensor, "batch N"]) -> Float[Tensor, "batch N"]:
@@ -272,11 +279,11 @@ def _invert_without(logits: Tensor, uniform: Tensor, taken: Tensor, count: Tenso
 
 def _alternating(num_pairs: int, num_with_query: int, device: torch.device) -> Tensor:
     """The turn at which each column is made: pair, query, pair, query, then what is left."""
-    pairs, queries = torch.arange(num_pairs), torch.arange(num_with_query)
-    turn = torch.cat(
+    pairs = torch.arange(num_pairs, device=device)
+    queries = torch.arange(num_with_query, device=device)
+    return torch.cat(
         [pairs + pairs.clamp(max=num_with_query), queries + (queries + 1).clamp(max=num_pairs)]
     )
-    return turn.to(device)
 
 
 STRATEGIES: dict[str, Strategy] = {
@@ -290,3 +297,12 @@ STRATEGIES: dict[str, Strategy] = {
     "fixed-percentage": plan_fixed_percentage,
 }
 """The strategies by name, as `MochiLoss(strategy=...)` and `--mix.strategy` take them."""
+
+
+def function_of(strategy: Strategy) -> object:
+    """The strategy without its options."""
+    return strategy.func if isinstance(strategy, partial) else strategy
+
+
+OUR_FUNCTIONS = {function_of(strategy) for strategy in STRATEGIES.values()}
+"""Their plans have the pairs in front, and name rows that are there."""

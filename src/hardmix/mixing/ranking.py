@@ -1,0 +1,106 @@
+"""Sec. 4.1: the largest similarities of each query, exactly. On a CPU by NumPy, elsewhere by top-k.
+
+Axes: batch, width (negatives), N. A position is a slot of the queue.
+"""
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hardmix.errors import InputError
+
+CHUNK_ELEMENTS = 2**22
+"""Numbers worked on at once on a CPU: 16 MB in float32, and still enough rows for a fast matmul."""
+DEVICE_CHUNK_ELEMENTS = 2**28
+"""The same elsewhere, where each launch costs: 1 GiB in float32."""
+
+
+Largest = tuple[Int[Tensor, "batch N"], Int[Tensor, " batch"]]
+"""Positions of each row's largest, ascending, then -1 if fewer are above -inf; how many are."""
+
+
+def in_one_piece(values: Tensor) -> bool:
+    """Whether launches matter more than caches: on devices, and in `torch.compile`."""
+    return values.device.type != "cpu" or torch.compiler.is_compiling()
+
+
+def row_chunks(batch: int, width: int, one_piece: bool = False) -> list[slice]:
+    """Parts of a (batch, width) tensor, each small enough to be worked on without much memory."""
+    rows = max(1, (DEVICE_CHUNK_ELEMENTS if one_piece else CHUNK_ELEMENTS) // width)
+    return [slice(start, min(start + rows, batch)) for start in range(0, batch, rows)]
+
+
+def rows_of(tensor: Tensor, rows: slice) -> Tensor:
+    """Some rows; the tensor itself where these are all."""
+    return tensor if rows.stop - rows.start == len(tensor) else tensor[rows]
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """The rows of all parts."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def largest(values: Float[Tensor, "batch width"], number: int, all_there: bool = False) -> Largest:
+    """The `number` largest of each row that are above -inf; of equal ones on a CPU the first.
+
+    `all_there`: so many are known to be above -inf.
+    """
+    if not in_one_piece(values):
+        return _by_partition(values, number)
+    found = values.topk(number, dim=1, sorted=False)
+    if all_there:
+        positions = found.indices.sort(dim=1).values
+        return positions, positions.new_full((len(values),), number)
+    missing = found.values == -torch.inf
+    width = values.shape[1]
+    positions = found.indices.masked_fill(missing, width).sort(dim=1).values
+    positions = positions.masked_fill(positions == width, -1)
+    return positions, number - missing.sum(dim=1)
+
+
+def _by_partition(values: Float[Tensor, "batch width"], number: int) -> Largest:
+    """Rule out most by a lower bound of the smallest one wanted, and partition what is left."""
+    array = values.numpy()
+    batch, width = array.shape
+    chosen = np.flatnonzero(array >= _lower_bound(values, number))
+    starts = np.searchsorted(chosen, width * np.arange(batch + 1))
+    counts = np.diff(starts)
+    # One line of candidates for each row, in slot order, padded with -inf.
+    there = np.arange(counts.max()) < counts[:, None]
+    candidates = np.full(there.shape, -np.inf, array.dtype)
+    candidates[there] = array.take(chosen)
+    if there.shape[1] > number:
+        smallest = np.partition(candidates, -number, axis=1)[:, -number, None]
+        kept = candidates >= smallest
+        surplus = np.count_nonzero(kept & there, axis=1) - number
+        for row in np.flatnonzero(surplus > 0):  # ties: the last of the equals go
+            equal = np.flatnonzero(candidates[row] == smallest[row])
+            kept[row, equal[-surplus[row] :]] = False
+        chosen = chosen[kept[there]]
+        counts = np.minimum(counts, number)
+    positions = np.full((batch, number), -1)
+    positions[np.arange(number) < counts[:, None]] = chosen
+    positions -= np.where(positions < 0, 0, width * np.arange(batch)[:, None])
+    return torch.from_numpy(positions), torch.from_numpy(counts)
+
+
+def _lower_bound(values: Float[Tensor, "batch width"], number: int) -> NDArray[np.floating]:
+    """For each row a number that at least `number` values reach, or all that are above -inf.
+
+    The maxima of blocks are values of the row, so the `number`-th of them is such. With a third
+    more blocks than wanted, less than twice as many values reach it. Blocks are strided: their
+    maxima are one elementwise pass.
+    """
+    width = values.shape[1]
+    per_block = max(1, 3 * width // (4 * number))
+    blocks = width // per_block
+    in_blocks = values[:, : per_block * blocks].unflatten(1, (per_block, blocks))
+    maxima = in_blocks.amax(dim=1).numpy()
+    rest = values[:, per_block * blocks :]
+    if np.isnan(maxima.max()) or bool(rest.isnan().any()):
+        raise InputError("similarity holds NaN: it cannot be ranked; look at the encoder's output.")
+    least = np.partition(maxima, -number, axis=1)[:, -number, None]
+    bound: NDArray[np.floating] = np.maximum(least, np.finfo(maxima.dtype).min)
+    return bound
