@@ -46,6 +46,8 @@ def main() -> None:
             log.clear()
             step(batch)
             show(name, log)
+            if variant == "mochi_fp32":
+                show("the same without the loss itself", outside_the_loss(log))
     config, ids = DataConfig(image_size=64), torch.arange(32)
     with gpu() as log:
         crops = torch.randint(0, 256, (2, 32, 3, 64, 64), dtype=torch.uint8).to("cuda")
@@ -58,6 +60,15 @@ def main() -> None:
             log.clear()
             make(pixels, ids, config, 0, 1)
             show(name, log)
+
+
+def outside_the_loss(log: DeviceLog) -> DeviceLog:
+    """What was not done in hardmix.mixing."""
+    kept = {
+        name: [entry for entry in entries if not entry.place.startswith("mixing/")]
+        for name, entries in vars(log).items()
+    }
+    return DeviceLog(**kept)
 
 
 def show(name: str, log: DeviceLog) -> None:
