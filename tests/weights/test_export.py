@@ -19,6 +19,7 @@ from hardmix.evaluation.features import load_encoder
 from hardmix.models.backbones import RESNETS, build_backbone
 from hardmix.runs.folder import OWN_TRUNK, Run
 from hardmix.settings.config import PretrainConfig
+from hardmix.weights import comparing, onnx_preprocessing
 from hardmix.weights import export as exporting
 from hardmix.weights.detectron2_files import PLUG_IN_FILE, SHAPES, detectron2_name, side_files
 from hardmix.weights.export import FORMATS, export
@@ -193,7 +194,7 @@ def test_an_onnx_file_that_differs_is_not_left(tmp_path, monkeypatch, onnx_parts
     run = make_run(tmp_path / "run")
     other = load_encoder(make_run(tmp_path / "other").path)
     right = exporting._onnx_model
-    monkeypatch.setattr(exporting, "_onnx_model", lambda encoder: right(other))
+    monkeypatch.setattr(exporting, "_onnx_model", lambda _, *rest: right(other, *rest))
     with pytest.raises(InputError, match=r"onnxruntime differ.*limit 1e-03.*nothing was written"):
         export(run.path, "onnx", tmp_path / "new" / "encoder.onnx")
     assert not (tmp_path / "new").exists()
@@ -201,8 +202,44 @@ def test_an_onnx_file_that_differs_is_not_left(tmp_path, monkeypatch, onnx_parts
 
 def test_features_that_are_no_numbers_differ():
     ours = torch.ones(2, 3)
-    assert exporting._difference(ours, ours * torch.nan) == float("inf")
-    assert exporting._difference(ours * 2, ours) == 0.5
+    assert comparing.difference(ours, ours * torch.nan) == float("inf")
+    assert comparing.difference(ours * 2, ours) == 0.5
+
+
+@pytest.mark.parametrize(("backbone", "channels"), [("small", 3), ("resnet18", 1)])
+def test_an_onnx_file_with_its_preprocessing_takes_images_of_any_size(
+    backbone, channels, tmp_path, onnx_parts, capfd
+):
+    run = make_run(tmp_path / "run", backbone, channels)
+    (file,) = export(run.path, "onnx", tmp_path / "whole.onnx", with_preprocessing=True)
+    assert "random images of 4 sizes" in capfd.readouterr().out
+    session = onnx_parts.InferenceSession(file)
+    (given,) = session.get_inputs()
+    assert given.type == "tensor(uint8)"
+    encoder = load_encoder(run.path)
+    generator = torch.Generator().manual_seed(1)
+    for height, width in [(SIZE, SIZE), (SIZE, SIZE + 1), (9, 200), (211, 90), (1, 1)]:
+        shape = 2, channels, height, width
+        images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+        with torch.no_grad():
+            ours = encoder(torch.stack([encoder.preprocess(image) for image in images])).numpy()
+        theirs = session.run(None, {given.name: images.numpy()})[0]
+        limit = 1e-5 if height == width == SIZE else 0.02  # one step of 255 where it is resized
+        assert np.abs(ours - theirs).max() < limit * np.abs(ours).max(), (height, width)
+
+
+def test_a_preprocessing_that_differs_is_not_written(tmp_path, monkeypatch, onnx_parts):
+    run = make_run(tmp_path / "run", "small")
+    monkeypatch.setattr(onnx_preprocessing, "LONGEST", 1)
+    with pytest.raises(InputError, match=r"preprocessing.*limit 2e-02: nothing was written"):
+        export(run.path, "onnx", tmp_path / "whole.onnx", with_preprocessing=True)
+    assert not (tmp_path / "whole.onnx").exists()
+
+
+def test_only_onnx_can_hold_a_preprocessing(tmp_path):
+    run = make_run(tmp_path / "run", "small")
+    with pytest.raises(InputError, match="--with-preprocessing is for --format onnx"):
+        export(run.path, "safetensors", tmp_path / "a.safetensors", with_preprocessing=True)
 
 
 @pytest.mark.parametrize("missing", ["onnx", "onnxscript", "onnxruntime"])

@@ -52,6 +52,9 @@ class Export:
     run: RunFolder
     format: Annotated[str, Help(help="safetensors, torchvision, timm, onnx or detectron2")]
     out: Annotated[Path, Help(help="the file to write; detectron2's configs stand beside it")]
+    with_preprocessing: Annotated[
+        bool, Help(help="onnx: take uint8 images of any size, and prepare them in the graph")
+    ] = False
 
 
 def export(arguments: list[str]) -> None:
@@ -59,7 +62,12 @@ def export(arguments: list[str]) -> None:
     options = parse(Export, "export", arguments)
     from hardmix.weights.export import export as write
 
-    write(options.run, options.format, options.out)
+    write(
+        options.run,
+        options.format,
+        options.out,
+        with_preprocessing=options.with_preprocessing,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torchvision.models.resnet as torchvision_resnet
-from jaxtyping import Float
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -24,10 +23,10 @@ from hardmix.models.backbones import RESNETS, parse_timm
 from hardmix.runs.folder import Run
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say
+from hardmix.weights.comparing import compare, compare_whole
 from hardmix.weights.detectron2_files import PLUG_IN_FILE, SHAPES, side_files, weights_file
+from hardmix.weights.onnx_preprocessing import WithPreprocessing
 
-TOLERANCE = 1e-3
-"""Features may differ by this part of the largest feature; anything above is another network."""
 OPSET = 20
 """Of ONNX: torch's own default, and known to every onnxruntime that the extra allows."""
 ONNX_LIMIT = 2**31
@@ -42,6 +41,8 @@ class ExportJob(NamedTuple):
     """The encoder's own file."""
     encoder: TrainedEncoder
     out: Path
+    with_preprocessing: bool = False
+    """ONNX: uint8 images of any size in."""
 
 
 class Format(NamedTuple):
@@ -53,21 +54,31 @@ class Format(NamedTuple):
 
 
 def export(
-    run_or_file: Path | str, kind: str, out: Path | str, *, trunk: nn.Module | None = None
+    run_or_file: Path | str,
+    kind: str,
+    out: Path | str,
+    *,
+    trunk: nn.Module | None = None,
+    with_preprocessing: bool = False,
 ) -> list[Path]:
     """Write the encoder of a run, or of an encoder.safetensors, in one of `FORMATS`.
 
     Returns the files written, `out` first. A run that was trained around a network of your own
-    needs it again, as `trunk`.
+    needs it again, as `trunk`. An ONNX file `with_preprocessing` takes uint8 images of any size.
     """
     check_choice("--format", kind, FORMATS)
+    if with_preprocessing and kind != "onnx":
+        raise InputError(
+            f"--with-preprocessing is for --format onnx: a file of --format {kind} holds weights,"
+            " and no graph that could prepare images."
+        )
     out = Path(out)
     _check_suffix(kind, out)
     _refuse_existing(out)
     encoder = load_encoder(run_or_file, trunk=trunk)
     source = Path(run_or_file)
     source = Run(source).encoder_file if source.is_dir() else source
-    contents = FORMATS[kind].build(ExportJob(source, encoder, out))
+    contents = FORMATS[kind].build(ExportJob(source, encoder, out, with_preprocessing))
     files = _write(out.parent, contents)
     say(f"Wrote {', '.join(str(file) for file in files)}")
     return files
@@ -191,33 +202,7 @@ def _load_and_compare(official: nn.Module, job: ExportJob, name: str) -> None:
         official.load_state_dict(_weights(job), strict=True)
     except RuntimeError as error:
         raise InputError(f"{name}, as installed here, has other tensors: {error}.") from error
-    _compare(official.eval(), job.encoder, (2,), name)
-
-
-@torch.no_grad()
-def _compare(
-    other: Callable[[Tensor], Tensor], encoder: TrainedEncoder, batches: tuple[int, ...], name: str
-) -> None:
-    """Say by how much another program's features differ on random images; refuse another net's."""
-    size, generator = encoder.image_size, torch.Generator().manual_seed(0)
-    worst = 0.0
-    for number in batches:
-        images = torch.randn(number, encoder.channels, size, size, generator=generator)
-        worst = max(worst, _difference(encoder(images), other(images)))
-    if worst > TOLERANCE:
-        raise InputError(
-            f"features of {name} differ from ours by {worst:.1e} of the largest, above the limit"
-            f" {TOLERANCE:.0e}: nothing was written; please report it."
-        )
-    say(f"Compared with {name} on random images: features differ by {worst:.1e} of the largest.")
-
-
-def _difference(
-    ours: Float[Tensor, "batch features"], theirs: Float[Tensor, "batch features"]
-) -> float:
-    """The largest difference, as a part of the largest feature; infinite where one is no number."""
-    part = float((ours - theirs).abs().max() / ours.abs().max().clamp_min(1e-12))
-    return part if part == part else float("inf")
+    compare(official.eval(), job.encoder, (2,), name)
 
 
 def _onnx(job: ExportJob) -> dict[str, bytes]:
@@ -229,13 +214,16 @@ def _onnx(job: ExportJob) -> dict[str, bytes]:
             f"backbone={encoder.backbone!r} has {size} bytes of weights: an ONNX file holds less"
             f" than {ONNX_LIMIT}; use --format safetensors."
         )
-    data = _onnx_model(encoder)
+    data = _onnx_model(encoder, job.with_preprocessing)
     session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
 
     def run(images: Tensor) -> Tensor:
         return torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
 
-    _compare(run, encoder, (1, 3), "onnxruntime")
+    if job.with_preprocessing:
+        compare_whole(run, encoder)
+    else:
+        compare(run, encoder, (1, 3), "onnxruntime")
     return {job.out.name: data}
 
 
@@ -251,17 +239,22 @@ def _import_onnx() -> Any:
         ) from error
 
 
-def _onnx_model(encoder: TrainedEncoder) -> bytes:
+def _onnx_model(encoder: TrainedEncoder, with_preprocessing: bool) -> bytes:
     """An ONNX file's content: images to features; its metadata say how to prepare images."""
-    size = encoder.image_size
-    example = torch.randn(2, encoder.channels, size, size)
+    size, dim = encoder.image_size, torch.export.Dim
+    network: nn.Module = encoder.trunk
+    example, dynamic = torch.randn(2, encoder.channels, size, size), {0: dim("batch")}
+    if with_preprocessing:
+        network = WithPreprocessing(encoder).eval()
+        example = torch.zeros(2, encoder.channels, size + 7, size + 19, dtype=torch.uint8)
+        dynamic |= {2: dim("height"), 3: dim("width")}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's words to its own developers
             program = torch.onnx.export(
-                encoder.trunk,
+                network,
                 (example,),
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                dynamic_shapes=(dynamic,),
                 input_names=["images"],
                 output_names=["features"],
                 opset_version=OPSET,
@@ -277,7 +270,8 @@ def _onnx_model(encoder: TrainedEncoder) -> bytes:
     assert program is not None  # only the older exporter returns nothing
     model = program.model_proto
     mean, deviation = channel_statistics(encoder.channels)
-    facts = {"backbone": encoder.backbone, "image_size": size, "mean": mean, "std": deviation}
+    facts: dict[str, Any] = {"backbone": encoder.backbone, "image_size": size}
+    facts |= {"preprocessing": True} if with_preprocessing else {"mean": mean, "std": deviation}
     for name, value in facts.items():
         model.metadata_props.add(key=name, value=str(value))
     return bytes(model.SerializeToString())
