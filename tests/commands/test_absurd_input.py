@@ -29,7 +29,7 @@ def command(capfd, *arguments: object) -> tuple[int, str]:
         ("train.queue-size", 10**12, "train.queue_size=1000000000000 keys of model.dim=128 need"),
         ("train.batch-size", 10**400, "train.batch_size=1e400 must be at least 1 and below 2^63"),
         ("model.dim", 10**12, "keys of model.dim=1000000000000 need"),
-        ("data.num-images", 10**13, "the memory does not suffice"),
+        ("data.num-images", 10**13, "not enough memory"),
         ("data.root", LONG, "File name too long"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The help shows what means something there, and answers without torch."""
+"""The help shows the settings that have an effect, and needs no torch."""
 
 import subprocess
 import sys
@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from hardmix.commands import main as cli
+from hardmix.commands.options import FIRST, NOT_EVALUATED
 from hardmix.settings.methods import METHOD_FACTS
 from hardmix.settings.saved import FACTS
 
@@ -33,13 +34,25 @@ def test_the_help_of_a_method_shows_the_settings_it_uses_and_no_others(method, c
     assert any(name.startswith("mix.") for name in shown) == (method == "mochi")
 
 
+def test_the_help_of_pretrain_begins_with_the_ten_settings_people_change(capfd):
+    text = help_of(capfd, "pretrain", "demo")
+    above = options_in(text[: text.index("--oracle")])
+    assert above == set(FIRST) and len(FIRST) == 10
+
+
+@pytest.mark.parametrize("command", ["knn", "features", "neighbours", "explore"])
+def test_the_help_of_an_evaluation_omits_data_settings_without_effect(command, capfd):
+    shown = options_in(help_of(capfd, command))
+    assert shown == {name for name in FACTS if name.startswith("data.")} - set(NOT_EVALUATED)
+
+
 def test_without_a_recipe_the_help_is_that_of_the_method_too(capfd):
     assert "--mix." not in help_of(capfd, "pretrain", "--method", "supervised")
     assert "--mix.num-pairs" in help_of(capfd, "pretrain")
 
 
 def test_a_setting_that_the_method_does_not_use_is_accepted_all_the_same(tmp_path, capfd):
-    """A command line that compares methods stays the same but for --method."""
+    """A command line that compares methods stays the same except for --method."""
     words = "--mix.num-pairs 8 --data.num-images 32 --train.batch-size 16 --train.epochs 1"
     words += f" --train.knn-every 0 --train.queue-size 32 --out {tmp_path / 'run'}"
     with pytest.raises(SystemExit) as ended:

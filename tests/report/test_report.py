@@ -250,7 +250,7 @@ def test_the_paper_s_own_settings_are_comparable_with_table_1(method, oracle, va
         ({"data__num_images": 500}, {}, "number of images 500 instead of all"),
         ({"train__epochs": 100}, {}, "a schedule of 100 epochs, where the paper stops one of 200"),
         ({"train__epochs": 800}, {}, "the paper's 800 epochs are not one plain schedule"),
-        ({"model__key_bn_splits": 1}, {}, "groups of the key batch norm 1 instead of 4"),
+        ({"model__key_bn_splits": 1}, {}, "key batch-norm groups 1 instead of 4"),
         ({"train": {}}, {}, "temperature unknown instead of 0.2"),
     ],
 )

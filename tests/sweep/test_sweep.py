@@ -194,7 +194,7 @@ def test_the_exit_status_tells_bad_input_from_a_defect(tmp_path, trainer, capfd,
     arguments += ["--only", "supervised", "t = 0.2"]
     assert run_command(*arguments) == status
     shown = capfd.readouterr().err
-    assert "1 failed, all else was done" in shown
+    assert "1 run failed, all others are done" in shown
     assert "Traceback" not in shown
     (file,) = (tmp_path / "failures").iterdir()
     assert ("Traceback" in file.read_text()) == (status == 1)

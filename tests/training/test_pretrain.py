@@ -268,7 +268,7 @@ def test_a_folder_of_images_becomes_an_encoder(folder, tmp_path, monkeypatch, ca
     assert "Going on from step 3" in shown
     code, shown = command(capfd, "pretrain", "cifar10", "--out", tmp_path / "run", "--resume")
     assert code == 2
-    assert "began with the recipe 'demo', not 'cifar10'" in shown
+    assert "started from the recipe 'demo', not 'cifar10'" in shown
     config = tmp_path / "run" / "config.json"
     code, _ = command(capfd, "pretrain", "--config", config, "--out", tmp_path / "again")
     assert code == 0

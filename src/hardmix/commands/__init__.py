@@ -1,1 +1,1 @@
-"""The command line: the only room that knows argv."""
+"""The command line: the only room that reads argv."""

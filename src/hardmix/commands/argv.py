@@ -1,4 +1,4 @@
-"""What must be known of a command line before it is parsed: which defaults it starts from."""
+"""What must be read from a command line before it is parsed: which defaults to start from."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,14 +16,14 @@ ResumeWord = Literal["no", "yes", "auto"]
 
 
 def run_config(arguments: Sequence[str]) -> tuple[PretrainConfig, list[str]]:
-    """The config whose settings are the defaults (a recipe's, a file's, a run's); and the rest."""
+    """Return the config that holds the defaults (a recipe's, file's or run's) and the rest."""
     rest = _with_resume(arguments)
     named = rest.pop(0) if rest and not rest[0].startswith("-") else None
     if named is not None and named not in RECIPES:
         raise InputError(f"there is no recipe {named!r}: choose one of {_known(named, RECIPES)}.")
     if value_of(rest, "--recipe") is not None:
         raise InputError(
-            "--recipe is not an option: the recipe is the first word, as in hardmix pretrain"
+            "--recipe is not an option: the recipe is the first argument, as in hardmix pretrain"
             f" {named or 'demo'} --out RUN."
         )
     saved = _saved_config(rest)
@@ -35,12 +35,12 @@ def run_config(arguments: Sequence[str]) -> tuple[PretrainConfig, list[str]]:
         raise InputError(f"pretrain needs a recipe: choose one of {_known('', RECIPES)}.")
     config = RECIPES[named].build(_method(rest), "--oracle" in rest)
     if config.data.name == "shapes" and value_of(rest, "--data.root") is not None:
-        config = replace(config, data=replace(config.data, name=None))  # recognised by its root
+        config = replace(config, data=replace(config.data, name=None))  # recognised from its root
     return config, rest
 
 
 def data_of_run(arguments: Sequence[str]) -> DataConfig:
-    """The run's own images are the default; a root of another kind is recognised by itself."""
+    """Return the run's data config as defaults; the kind of another root is recognised."""
     if not arguments or arguments[0].startswith("-"):
         return DataConfig()
     from hardmix.data.datasets import data_name
@@ -50,14 +50,14 @@ def data_of_run(arguments: Sequence[str]) -> DataConfig:
     root = value_of(arguments, "--data.root")
     if root is None:
         return data
-    # An ImageNet that has moved: the run's 100 classes of it, not all that are there.
+    # ImageNet in another place: still only the run's 100 classes.
     same = data.name == "imagenet100" and data_name(DataConfig(root=root)) == "imagenet"
     given: dict[str, Any] = {"name": data.name if same else None, "num_images": None}
     return replace(data, **given)
 
 
 def value_of(arguments: Sequence[str], option: str) -> str | None:
-    """An option's value, looked up before the rest is parsed."""
+    """Return an option's value before the rest is parsed; None if it is not given."""
     for index, word in enumerate(arguments):
         if word == option and index + 1 < len(arguments):
             return arguments[index + 1]
@@ -67,7 +67,7 @@ def value_of(arguments: Sequence[str], option: str) -> str | None:
 
 
 def _saved_config(rest: Sequence[str]) -> PretrainConfig | None:
-    """What to begin with: --config's file, or the run to be resumed."""
+    """Return the config to start from: --config's file, or that of the run to resume."""
     saved, out = value_of(rest, "--config"), value_of(rest, "--out")
     resume = value_of(rest, "--resume") or "no"
     if saved is not None:
@@ -83,11 +83,11 @@ def _saved_config(rest: Sequence[str]) -> PretrainConfig | None:
 
 
 def _of_recipe(named: str | None, saved: PretrainConfig) -> PretrainConfig:
-    """A saved config; a recipe that is named beside it must be the one it began with."""
+    """Return the saved config; a recipe named with it must be the one it started from."""
     if named is not None and named != saved.recipe:
         raise InputError(
-            f"the saved run began with the recipe {saved.recipe!r}, not {named!r}: leave the recipe"
-            " out, or start another run."
+            f"the saved run started from the recipe {saved.recipe!r}, not {named!r}: omit the"
+            " recipe, or start another run."
         )
     return saved
 
@@ -101,7 +101,7 @@ def _method(rest: Sequence[str]) -> str:
 
 
 def _with_resume(arguments: Sequence[str]) -> list[str]:
-    """`--resume` alone means yes, `--no-resume` no."""
+    """Return the arguments with `--resume` alone as yes and `--no-resume` as no."""
     words = []
     for index, word in enumerate(arguments):
         words += ["--resume", "no"] if word == "--no-resume" else [word]

@@ -1,4 +1,4 @@
-"""The command that measures our performance claims."""
+"""The command that measures hardmix's performance claims."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,37 +12,40 @@ from hardmix.commands.options import Help, parse
 
 @dataclass(frozen=True, kw_only=True)
 class BenchData:
-    """Real images; without them generated ones are used."""
+    """Real images; without them, generated ones are used."""
 
-    cifar: Annotated[Path | None, Help(help="folder of CIFAR-10")] = None
-    jpeg: Annotated[Path | None, Help(help="folder of photographs, with subfolders or without")] = (
-        None
-    )
+    cifar: Annotated[Path | None, Help(help="Folder of CIFAR-10.")] = None
+    jpeg: Annotated[
+        Path | None, Help(help="Folder of photographs, with or without subfolders.")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Our performance claims, measured here, beside others: hardmix bench [PART ...].
+    """Measure hardmix's performance on this machine: hardmix bench [PART ...].
 
-    Variants take turns round by round; ratios are medians over the rounds. Close other programs.
-    lightly takes part where it is installed: pip install 'hardmix[peers]'.
+    Variants take turns in every round; ratios are medians over the rounds. Close other programs
+    first. lightly is compared if it is installed: pip install 'hardmix[peers]'.
     """
 
     parts: Annotated[
         tyro.conf.Positional[tuple[str, ...]],
-        Help(metavar="PART...", help=f"of {', '.join(PARTS)}; none: all"),
+        Help(metavar="PART...", help=f"Any of {', '.join(PARTS)}. Default: all."),
     ] = ()
     out: Annotated[
-        Path, Help(help="everything as JSON, its tables in a .md beside it; old ones are replaced")
+        Path,
+        Help(help="JSON file of all results; tables go to a .md of the same name. Overwrites."),
     ] = Path("bench.json")
-    rounds: Annotated[int, Help(help="how often variants take turns")] = 15
-    quick: Annotated[bool, Help(help="tiny sizes, to see that it works; judges nothing")] = False
-    device: Annotated[Device, Help(help="auto: cuda where there is one")] = "auto"
+    rounds: Annotated[int, Help(help="Number of rounds.")] = 15
+    quick: Annotated[
+        bool, Help(help="Use tiny sizes, to check that it works; the numbers mean nothing.")
+    ] = False
+    device: Annotated[Device, Help(help="auto: cuda when available, otherwise cpu.")] = "auto"
     data: BenchData = field(default_factory=BenchData)
 
 
 def bench(arguments: list[str]) -> None:
-    """Our performance claims, measured here."""
+    """Measure hardmix's performance on this machine."""
     asked = parse(Bench, "bench", arguments)
     options = BenchOptions(
         parts=asked.parts or PARTS,

@@ -1,6 +1,6 @@
-"""MoCo-v2 and MoCHi trained on the embedded shapes, or CIFAR-10, beside what needs no training.
+"""MoCo-v2 and MoCHi trained on the built-in shapes or CIFAR-10, compared with untrained baselines.
 
-It ends with a page: the report of both runs.
+It ends with the report of both runs.
 """
 
 import json
@@ -38,19 +38,19 @@ COMPARED: tuple[MethodName, ...] = ("moco-v2", "mochi")
 VOTE = KnnOptions()
 
 CIFAR_EPOCHS = 8
-"""Enough to see it learn; the recipe's own length takes half an hour for each method."""
+"""Enough to see it learn; the recipe's full length takes half an hour per method."""
 
 
 def show(out: Path | None, data: DataConfig, *, epochs: int | None = None, seed: int = 0) -> Path:
-    """Train both, evaluate four encoders with k-NN and a linear probe; a table and a page."""
+    """Train both methods, evaluate them and two baselines, print a table and write a report."""
     started = time.monotonic()
     if out is None:
         names = (f"demo-{number}" if number > 1 else "demo" for number in count(1))
         out = next(path for path in map(Path("runs").joinpath, names) if not path.exists())
     configs = {method: demo_config(method, data, epochs, seed) for method in COMPARED}
     if out.exists() and any(out.iterdir()):
-        raise InputError(f"--out {out} is not empty: choose another folder for the demonstration.")
-    open_images(configs["mochi"].data, "train", seed).labelled()  # said before, not after, training
+        raise InputError(f"--out {out} is not empty: choose another folder for the demo.")
+    open_images(configs["mochi"].data, "train", seed).labelled()  # fail before training, not after
     runs = {method: pretrain(config, out / method) for method, config in configs.items()}
     subjects = {method: open_evaluated_run(run.path) for method, run in runs.items()}
     subject = subjects["mochi"]
@@ -69,14 +69,14 @@ def show(out: Path | None, data: DataConfig, *, epochs: int | None = None, seed:
         draw(run)
     tell(scores, configs["mochi"], runs, file, time.monotonic() - started)
     page = write_report([run.path for run in runs.values()], out / "report.html")
-    say(f"Open it in a browser: {page.absolute().as_uri()}")
+    say(f"Open the report in a browser: {page.absolute().as_uri()}")
     return file
 
 
 def demo_config(
     method: MethodName, data: DataConfig, epochs: int | None, seed: int
 ) -> PretrainConfig:
-    """The recipe that fits the data, at the length asked for."""
+    """Return the recipe that fits the data, with the requested number of epochs."""
     recipe = "cifar10" if data.name == "cifar10" else "demo"
     config = RECIPES[recipe].build(method, False)
     if recipe == "demo" or data.root is not None:
@@ -88,7 +88,7 @@ def demo_config(
 
 
 def score(trunk: nn.Module, subject: EvaluatedRun) -> dict[str, Accuracy]:
-    """k-NN and linear-probe accuracy of frozen features on the test images."""
+    """Return the k-NN and linear-probe accuracies of frozen features on the test images."""
     data = subject.split_features(trunk)
     knn = knn_accuracy(*data, k=VOTE.k, temperature=VOTE.temperature)
     return {"knn": knn, "linear": probe_accuracy(*data)}
@@ -97,7 +97,7 @@ def score(trunk: nn.Module, subject: EvaluatedRun) -> dict[str, Accuracy]:
 def write_results(
     run: Run, own: dict[str, Accuracy], found: dict[str, dict[str, Accuracy]], subject: EvaluatedRun
 ) -> None:
-    """What `hardmix knn` and `hardmix linear` would leave in the run's folder."""
+    """Write the results that `hardmix knn` and `hardmix linear` would write to the run."""
     floor = {"pixels": "raw pixels", "untrained": "untrained encoder"}
     where = {"train": len(subject.train), "test": len(subject.test), "data": subject.train.name}
     how: dict[str, dict[str, Any]] = {
@@ -111,12 +111,12 @@ def write_results(
 
 
 def draw(run: Run) -> None:
-    """The figures that take seconds: similarities over training, and the gallery."""
+    """Draw the figures that take seconds: similarities over training, and the gallery."""
     try:
         check_installed()
         pictures = [*sketch(read_run(run.path))[0], *look_at_queue(run)[0]]
     except InputError as error:
-        say(f"{run.path} has no figures: {error}")
+        say(f"No figures were drawn for {run.path}: {error}")
         return
     for picture in pictures:
         save(picture, run.figures)
@@ -129,7 +129,7 @@ def tell(
     file: Path,
     seconds: float,
 ) -> None:
-    """The table, what it shows and what it does not, and where things are."""
+    """Print the table, what it shows and does not show, and where the files are."""
     rows = [[name, f"{s['knn']:.1%}", f"{s['linear']:.1%}"] for name, s in scores.items()]
     epochs = config.train.epochs
     table(f"{config.data.name}, test accuracy", ["", "k-NN", "linear probe"], rows)
@@ -137,10 +137,10 @@ def tell(
     better = [name for name in COMPARED if scores[name]["knn"] > floor]
     learnt = " and ".join(better) if better else "neither method"
     say(
-        f"After {epochs} epoch{'s' * (epochs != 1)} {learnt} told the classes apart better than raw"
-        " pixels and the untrained encoder do. One seed and a small network cannot show which"
+        f"After {epochs} epoch{'s' * (epochs != 1)}, {learnt} distinguished the classes better than"
+        " raw pixels and the untrained encoder. One seed and a small network cannot show which"
         " method is better."
     )
-    say(f"{seconds:.0f} s in all. Wrote {file} and")
+    say(f"Took {seconds:.0f} s. Wrote {file} and")
     for run in runs.values():
         say(f"  {run.path}: config.json, metrics.jsonl, encoder.safetensors")

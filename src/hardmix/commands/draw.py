@@ -1,4 +1,4 @@
-"""Commands that draw: the paper's figures for runs, its toy sphere, and one page of everything."""
+"""Commands that draw: the paper's figures for runs, its toy sphere, and the report."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,35 +12,40 @@ from hardmix.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class Analyze:
-    """The paper's figures for these runs: hardmix analyze RUN [RUN ...].
+    """Draw the paper's figures for one or more runs: hardmix analyze RUN [RUN ...].
 
-    Figures of one run are written to RUN/figures, as SVG, PNG and JSON.
+    Figures of a single run are written to RUN/figures, as SVG, PNG and JSON.
     """
 
     runs: Annotated[
-        tyro.conf.Positional[tuple[Path, ...]], Help(metavar="RUN...", help="the runs' folders")
+        tyro.conf.Positional[tuple[Path, ...]], Help(metavar="RUN...", help="Folders of the runs.")
     ] = ()
     out: Annotated[
-        Path | None, Help(help="for figures that compare runs; unset: RUN/figures, or figures/")
+        Path | None,
+        Help(help="Folder for figures that compare runs. Unset: RUN/figures, or figures/."),
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Toy:
-    """Fig. 1: random embeddings, the hardest of them, and the points MoCHi mixes: hardmix toy."""
+    """Draw Fig. 1: random embeddings, the hardest negatives, and the points mixed from them."""
 
-    out: Annotated[Path, Help(help="folder of fig1.svg, fig1.png and fig1.json")] = Path("figures")
+    out: Annotated[Path, Help(help="Folder for fig1.svg, fig1.png and fig1.json.")] = Path(
+        "figures"
+    )
     seed: int = 0
-    """of the embeddings and of the mixing"""
-    dim: Annotated[int, Help(help="dimensions of the sphere's space")] = 32
-    num_memory: Annotated[int, Help(help="K: negatives")] = 512
-    num_hardest: Annotated[int, Help(help="N: hardest ones, which are mixed")] = 64
-    num_pairs: Annotated[int, Help(help="s: points that mix two of them")] = 64
-    num_with_query: Annotated[int, Help(help="s': points that mix one with the query")] = 32
+    """Seed of the embeddings and of the mixing."""
+    dim: Annotated[int, Help(help="Dimensions of the embeddings.")] = 32
+    num_memory: Annotated[int, Help(help="K: number of negatives.")] = 512
+    num_hardest: Annotated[int, Help(help="N: hardest negatives, which are mixed.")] = 64
+    num_pairs: Annotated[int, Help(help="s: points that mix two hard negatives.")] = 64
+    num_with_query: Annotated[
+        int, Help(help="s': points that mix a hard negative with the query.")
+    ] = 32
 
 
 def analyze(arguments: list[str]) -> None:
-    """The paper's figures for these runs."""
+    """Draw the paper's figures for one or more runs."""
     options = parse(Analyze, "analyze", arguments)
     from hardmix.analysis.analyze import analyze as draw
 
@@ -48,7 +53,7 @@ def analyze(arguments: list[str]) -> None:
 
 
 def toy(arguments: list[str]) -> None:
-    """Fig. 1: synthetic points on a toy sphere."""
+    """Draw Fig. 1: synthetic points on a toy sphere."""
     options = parse(Toy, "toy", arguments)
     from hardmix.analysis.analyze import toy as draw
 
@@ -57,22 +62,24 @@ def toy(arguments: list[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """One self-contained HTML page of these runs: hardmix report RUN [RUN ...] --out FILE.
+    """Write a self-contained HTML report of runs: hardmix report RUN [RUN ...] --out FILE.
 
-    Nothing is computed anew: `hardmix knn`, `linear` and `analyze` fill what the page shows.
+    It shows existing results only: run `hardmix knn`, `linear` and `analyze` first.
     """
 
     runs: Annotated[
-        tyro.conf.Positional[tuple[Path, ...]], Help(metavar="RUN...", help="the runs' folders")
+        tyro.conf.Positional[tuple[Path, ...]], Help(metavar="RUN...", help="Folders of the runs.")
     ] = ()
-    out: Annotated[Path, Help(help="the page; an earlier page is replaced")] = Path("report.html")
+    out: Annotated[Path, Help(help="HTML file to write; overwritten if it exists.")] = Path(
+        "report.html"
+    )
 
 
 def report(arguments: list[str]) -> None:
-    """One HTML page of these runs."""
+    """Write an HTML report of one or more runs."""
     options = parse(Report, "report", arguments)
     if not options.runs:
-        raise InputError("no run is named: hardmix report RUN [RUN ...] --out report.html.")
+        raise InputError("name at least one run: hardmix report RUN [RUN ...] --out report.html.")
     from hardmix.report.page import write_report
 
     write_report(options.runs, options.out)

@@ -1,4 +1,4 @@
-"""The commands that use an encoder or bring one in: features, neighbours, export, import."""
+"""The commands that use, export or import an encoder: features, neighbours, export, import."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +11,12 @@ from hardmix.commands.options import Help, RunFolder, data_field, data_of, make_
 
 
 def features(arguments: list[str]) -> None:
-    """Features of any folder of images, to a file."""
+    """Write the features of a folder of images to a file."""
     own = argv.data_of_run(arguments)
-    about = "Features of any images: hardmix features RUN --data.root DIR --out FILE."
-    out = Help(help=".safetensors, .npy or .csv; names are written beside it")
+    about = "Write the features of images: hardmix features RUN --data.root DIR --out FILE."
+    out = Help(
+        help="File to write: .csv, or .safetensors or .npy with the images' names in a .names.txt."
+    )
     fields = [("run", RunFolder), ("out", Annotated[Path, out]), data_field(own, arguments)]
     options = parse(make_options("Features", about, fields), "features", arguments)
     from hardmix.evaluation.feature_files import write_features
@@ -23,19 +25,19 @@ def features(arguments: list[str]) -> None:
 
 
 def neighbours(arguments: list[str]) -> None:
-    """The images nearest to one, as a picture."""
+    """Find the images most similar to a given one."""
     own = argv.data_of_run(arguments)
-    about = "The images most similar to one: hardmix neighbours RUN IMAGE [--data.root DIR]."
-    image = Annotated[tyro.conf.Positional[Path], Help(metavar="IMAGE", help="an image file")]
+    about = "Find the most similar images: hardmix neighbours RUN IMAGE [--data.root DIR]."
+    image = Annotated[tyro.conf.Positional[Path], Help(metavar="IMAGE", help="The query image.")]
     fields = [
         ("run", RunFolder),
         ("image", image),
         (
             "out",
-            Annotated[Path, Help(help="the contact sheet")],
+            Annotated[Path, Help(help="Contact sheet to write, as PNG.")],
             field(default=Path("neighbours.png")),
         ),
-        ("number", Annotated[int, Help(help="images to show")], field(default=11)),
+        ("number", Annotated[int, Help(help="Number of images to show.")], field(default=11)),
         data_field(own, arguments),
     ]
     options = parse(make_options("Neighbours", about, fields), "neighbours", arguments)
@@ -47,18 +49,21 @@ def neighbours(arguments: list[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Write a run's encoder for another program: hardmix export RUN --format onnx --out FILE."""
+    """Export a run's encoder to another program: hardmix export RUN --format onnx --out FILE."""
 
     run: RunFolder
-    format: Annotated[str, Help(help="safetensors, torchvision, timm, onnx or detectron2")]
-    out: Annotated[Path, Help(help="the file to write; detectron2's configs stand beside it")]
+    format: Annotated[str, Help(help="safetensors, torchvision, timm, onnx or detectron2.")]
+    out: Annotated[
+        Path, Help(help="File to write; detectron2's configs are written to the same folder.")
+    ]
     with_preprocessing: Annotated[
-        bool, Help(help="onnx: take uint8 images of any size, and prepare them in the graph")
+        bool,
+        Help(help="onnx only: take uint8 images of any size and preprocess them in the graph."),
     ] = False
 
 
 def export(arguments: list[str]) -> None:
-    """Write a run's encoder for another program."""
+    """Export a run's encoder to another program's format."""
     options = parse(Export, "export", arguments)
     from hardmix.weights.export import export as write
 
@@ -72,16 +77,23 @@ def export(arguments: list[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """Make a run of weights from elsewhere: MoCo, torchvision, timm, lightly. Runs no code."""
+    """Import weights from MoCo, torchvision, timm or lightly as a run.
 
-    file: Annotated[tyro.conf.Positional[Path], Help(metavar="FILE", help="the weights")]
-    out: Annotated[Path, Help(help="the run's folder, to be made")]
-    backbone: Annotated[str | None, Help(help="where it is not recognised, e.g. timm:NAME")] = None
-    image_size: Annotated[int | None, Help(help="pixels; unset: the file's own, 32 or 224")] = None
+    No code in the file is executed.
+    """
+
+    file: Annotated[tyro.conf.Positional[Path], Help(metavar="FILE", help="File of weights.")]
+    out: Annotated[Path, Help(help="Folder of the new run.")]
+    backbone: Annotated[
+        str | None, Help(help="Backbone such as timm:NAME, if it is not recognised.")
+    ] = None
+    image_size: Annotated[
+        int | None, Help(help="Image size in pixels. Unset: as in the file, otherwise 32 or 224.")
+    ] = None
 
 
 def import_(arguments: list[str]) -> None:
-    """Make a run of weights from elsewhere."""
+    """Import weights from other programs as a run."""
     options = parse(Import, "import", arguments)
     from hardmix.weights.foreign import import_weights
 

@@ -1,6 +1,6 @@
-"""The commands that judge a finished run, made of `EVALUATION_OPTIONS`; and `detect`.
+"""The commands that evaluate a run, built from `EVALUATION_OPTIONS`; and `detect`.
 
-Each takes the run's folder first, and `--data.*` for other images than those it was trained on.
+Each takes the run's folder first, and `--data.*` for images other than those it was trained on.
 """
 
 import typing
@@ -31,7 +31,7 @@ from hardmix.settings.facts import docs_of
 
 
 def evaluation_command(name: str) -> Callable[[list[str]], None]:
-    """The command of an evaluation: its options, and the images."""
+    """Return the command of an evaluation: its options and the data options."""
     kind = EVALUATION_OPTIONS[name]
 
     def command(arguments: list[str]) -> None:
@@ -59,45 +59,62 @@ EVALUATION_COMMANDS: dict[str, Callable[[list[str]], None]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class DetectionData:
-    """Where the images with boxes are."""
+    """The images with boxes."""
 
-    root: Annotated[Path, Help(help="folder in the layout of VOC, or of COCO")]
-    workers: Annotated[int, Help(help="processes that read images")] = 2
+    root: Annotated[Path, Help(help="Folder in the layout of VOC or COCO.")]
+    workers: Annotated[int, Help(help="Processes that read images.")] = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Detect:
     """Fine-tune a run's encoder as a detector: hardmix detect RUN --task voc --data.root DIR.
 
-    Faster R-CNN C4 on VOC (or any folder in its layout), Mask R-CNN C4 on COCO, as the paper.
-    The same command again goes on where it stopped.
+    Faster R-CNN C4 on VOC (or any folder in its layout), Mask R-CNN C4 on COCO, as in the paper.
+    Options that are not set are the schedule's. Run the same command again to resume.
     """
 
     run: RunFolder
-    task: Annotated[DetectionTask, Help(help="boxes and VOC's AP; boxes, masks and COCO's AP")]
+    task: Annotated[
+        DetectionTask, Help(help="voc: boxes, VOC's AP. coco: boxes, masks, COCO's AP.")
+    ]
     data: DetectionData
     schedule: Annotated[
-        DetectionSchedule | None, Help(help="unset: 24k for voc, 1x for coco; short: for CPUs")
+        DetectionSchedule | None, Help(help="Unset: 24k for voc, 1x for coco. short is for CPUs.")
     ] = None
-    trials: Annotated[int | None, Help(help="detectors trained, each with its own seed")] = None
-    start: Annotated[DetectionStart, Help(name="from", help="what training starts from")] = "run"
-    weights: Annotated[Path | None, Help(help="torchvision's file, of --from supervised")] = None
-    out: Annotated[Path | None, Help(help="unset: RUN/detection/TASK-SCHEDULE")] = None
-    iterations: Annotated[int | None, Help(help="other than the schedule's")] = None
-    milestones: Annotated[tuple[int, ...] | None, Help(help="steps of lr x 0.1")] = None
-    warm_up: Annotated[int | None, Help(help="other than the schedule's")] = None
-    batch_size: Annotated[int | None, Help(help="lr follows unless it is set")] = None
-    lr: Annotated[float | None, Help(help="other than the schedule's")] = None
-    sides: Annotated[tuple[int, ...] | None, Help(help="shortest sides in training")] = None
-    test_side: Annotated[int | None, Help(help="shortest side in tests")] = None
-    regions: Annotated[int | None, Help(help="learnt from, of each image")] = None
-    proposals: Annotated[int | None, Help(help="looked at, of each test image")] = None
-    precise_bn: Annotated[int | None, Help(help="batches before the final test")] = None
-    test_every: Annotated[int | None, Help(help="steps; 0: only at the end")] = None
-    save_every: Annotated[int | None, Help(help="steps between checkpoints")] = None
-    log_every: Annotated[int | None, Help(help="steps between lines of metrics")] = None
-    seed: Annotated[int | None, Help(help="of the first trial")] = None
-    device: Annotated[str | None, Help(help="auto, cpu, cuda or cuda:N")] = None
+    trials: Annotated[int | None, Help(help="Detectors to train, each with its own seed.")] = None
+    start: Annotated[
+        DetectionStart,
+        Help(name="from", help="Initial weights: the run's encoder, or a baseline of the paper."),
+    ] = "run"
+    weights: Annotated[
+        Path | None, Help(help="torchvision's file of weights, for --from supervised.")
+    ] = None
+    out: Annotated[
+        Path | None, Help(help="Folder to write. Unset: RUN/detection/TASK-SCHEDULE.")
+    ] = None
+    iterations: Annotated[int | None, Help(help="Steps of SGD.")] = None
+    milestones: Annotated[
+        tuple[int, ...] | None, Help(help="Steps at which the learning rate is divided by 10.")
+    ] = None
+    warm_up: Annotated[int | None, Help(help="Steps of learning-rate warm-up.")] = None
+    batch_size: Annotated[
+        int | None, Help(help="Images per step; the learning rate scales with it unless set.")
+    ] = None
+    lr: Annotated[float | None, Help(help="Learning rate after the warm-up.")] = None
+    sides: Annotated[
+        tuple[int, ...] | None, Help(help="Shortest sides of training images, in pixels.")
+    ] = None
+    test_side: Annotated[int | None, Help(help="Shortest side of test images, in pixels.")] = None
+    regions: Annotated[int | None, Help(help="RoIs sampled per training image.")] = None
+    proposals: Annotated[int | None, Help(help="Proposals per test image.")] = None
+    precise_bn: Annotated[
+        int | None, Help(help="Batches that set the batch-norm statistics of the final test.")
+    ] = None
+    test_every: Annotated[int | None, Help(help="Steps between tests; 0: only at the end.")] = None
+    save_every: Annotated[int | None, Help(help="Steps between checkpoints.")] = None
+    log_every: Annotated[int | None, Help(help="Steps between lines of metrics.jsonl.")] = None
+    seed: Annotated[int | None, Help(help="Seed of the first trial.")] = None
+    device: Annotated[str | None, Help(help="auto, cpu, cuda or cuda:N.")] = None
 
 
 def detect(arguments: list[str]) -> None:

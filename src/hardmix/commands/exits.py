@@ -1,7 +1,7 @@
-"""How a command ends: its exit status, and in one sentence what the machine could not do.
+"""How a command ends: its exit status, and a one-sentence message.
 
 0 done; 1 a bug in hardmix, with a traceback; 2 bad input; 74 results could not be written;
-75 stopped, to be resumed; 130 interrupted twice.
+75 stopped, can be resumed; 130 interrupted twice.
 """
 
 import errno
@@ -19,21 +19,21 @@ UNUSABLE = (
     errno.EPERM,
     errno.EROFS,
 )
-"""A file or folder that cannot be used as it was named."""
+"""Errors of a file or folder that cannot be used."""
 
 FULL = (errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC)
-"""A disk that takes no more."""
+"""Errors of a disk that cannot be written to."""
 
 
 class Ending(NamedTuple):
-    """What is said, and the exit status."""
+    """A message and an exit status."""
 
     message: str
     status: int
 
 
 def ending_of(error: Exception) -> Ending | None:
-    """None where it is a bug in hardmix."""
+    """Return how a command ends with this error; None if it is a bug in hardmix."""
     if isinstance(error, InputError | OutputError | UnfinishedError):
         return Ending(str(error), error.status)
     if isinstance(error, OSError):
@@ -45,7 +45,7 @@ def _of_file(error: OSError) -> Ending | None:
     name = "a file" if error.filename is None else str(error.filename)
     if error.errno in FULL:
         return Ending(
-            f"results could not be written ({error.strerror}): {name}; make room, and run the"
+            f"results could not be written ({error.strerror}): {name}; free some space and run the"
             " command again.",
             74,
         )
@@ -61,11 +61,11 @@ def _of_memory(error: Exception) -> Ending | None:
     ):
         return None
     asked = re.search(r"allocate ([\d.]+)( \w*iB|(?= bytes))", said)
-    amount = "more than there is"
+    amount = "more than is available"
     if asked is not None:
         amount = asked[1] + asked[2] if asked[2] else f"{int(asked[1]) / 1e9:.1f} GB"
     return Ending(
-        f"the memory does not suffice ({amount} was asked for): lower what takes most, such as"
-        " the batch size, the size of images, the number of images or the queue.",
+        f"not enough memory ({amount} was requested): lower the batch size, the image size, the"
+        " number of images or the queue size.",
         2,
     )

@@ -1,4 +1,4 @@
-"""`hardmix explore` and `hardmix watch`: pages to look at images, and at a run that trains."""
+"""`hardmix explore` and `hardmix watch`: pages about images, and about a run in progress."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,43 +7,45 @@ from typing import Annotated
 from hardmix.commands import argv
 from hardmix.commands.options import Help, RunFolder, data_field, data_of, make_options, parse
 
-ABOUT = """Duplicates, clusters, outliers and neighbours: hardmix explore RUN [--data.root DIR].
+ABOUT = """Find duplicates, clusters, outliers and neighbours: hardmix explore RUN [options].
 
-One page to look at, and CSV files in a folder of its name beside it.
+Writes an HTML page, and CSV files to a folder of the same name next to it.
 """
 
 
 def explore(arguments: list[str]) -> None:
-    """Duplicates, clusters, outliers, neighbours: a page and CSV files."""
+    """Find duplicates, clusters, outliers and neighbours among images."""
     own = argv.data_of_run(arguments)
     fields = [
         ("run", RunFolder),
         (
             "out",
-            Annotated[Path, Help(help="the page; an earlier one is replaced")],
+            Annotated[Path, Help(help="HTML file to write; overwritten if it exists.")],
             field(default=Path("explore.html")),
         ),
         (
             "clusters",
-            Annotated[int | None, Help(help="how many; unset: by the number of images")],
+            Annotated[
+                int | None, Help(help="Number of clusters. Unset: from the number of images.")
+            ],
             field(default=None),
         ),
         (
             "similarity",
-            Annotated[float, Help(help="of near-duplicates' features, at least: a cosine")],
-            field(default=0.8),
+            Annotated[float, Help(help="Smallest cosine similarity of near-duplicates.")],
+            field(default=0.9),
         ),
         (
             "edges",
-            Annotated[float, Help(help="the same of the edges in their small pictures")],
+            Annotated[float, Help(help="Smallest similarity of the edges in their thumbnails.")],
             field(default=0.9),
         ),
         (
             "query",
-            Annotated[tuple[Path, ...], Help(help="images from elsewhere to find the like of")],
+            Annotated[tuple[Path, ...], Help(help="Images to find similar ones of.")],
             field(default=()),
         ),
-        ("seed", Annotated[int, Help(help="of the clusters")], field(default=0)),
+        ("seed", Annotated[int, Help(help="Seed of the clustering.")], field(default=0)),
         data_field(own, arguments),
     ]
     options = parse(make_options("Explore", ABOUT, fields), "explore", arguments)
@@ -62,18 +64,18 @@ def explore(arguments: list[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """The report of a run that is still training, in your browser: hardmix watch RUN.
+    """Serve the report of a run that is still training: hardmix watch RUN.
 
-    Served to this machine alone, and refreshed from the run's files. Ctrl-C ends it; the run goes
-    on.
+    The page is available on this machine only and follows the run's files. Ctrl-C stops the
+    server; the run continues.
     """
 
     run: RunFolder
-    port: Annotated[int, Help(help="of the address; 0: any free one")] = 8717
+    port: Annotated[int, Help(help="Port of the server; 0: any free port.")] = 8717
 
 
 def watch(arguments: list[str]) -> None:
-    """The report of a run that is still training."""
+    """Show the report of a run that is still training in a browser."""
     options = parse(Watch, "watch", arguments)
     from hardmix.report.watch import watch_run
 

@@ -1,6 +1,7 @@
-"""The command line: which command, and how it ends. Each command stands in a file of its group.
+"""The command line: dispatches to a command and sets the exit status.
 
-Nothing heavy is imported before a command runs, so that `--help` answers at once.
+Each command is in the file of its group. Nothing heavy is imported before a command runs, so that
+`--help` is fast.
 """
 
 import os
@@ -31,11 +32,11 @@ DESCRIPTION = f"hardmix {__version__}: contrastive pre-training with hard negati
 
 @dataclass(frozen=True)
 class Version:
-    """The version of hardmix."""
+    """Print the version of hardmix."""
 
 
 def version(arguments: list[str]) -> None:
-    """The version of hardmix."""
+    """Print the version of hardmix."""
     parse(Version, "version", arguments)
     sys.stdout.write(f"{__version__}\n")
 
@@ -63,30 +64,31 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 
 
 SHARED = ("pretrain", "knn", "linear", "detect", "features")
-"""Commands that many processes do together; `pretrain` joins them by itself."""
+"""Commands that several processes can share; `pretrain` joins the processes itself."""
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Exit status: 0 done; 2 bad input, with one message; 1 a bug in hardmix, with a traceback.
+    """Run a command and exit with its status.
 
-    74 results could not be written, as on a full disk. 75 stopped before the end, by a signal or
-    because another process was lost: --resume continues. 130 ended by a second Ctrl-C.
+    0 done; 1 a bug in hardmix, with a traceback; 2 bad input, with one message; 74 results could
+    not be written, as on a full disk; 75 stopped early by a signal or because another process was
+    lost, resume with --resume; 130 ended by a second Ctrl-C.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["--"]:  # torchrun -m hardmix -- pretrain ...
         arguments = arguments[1:]
-    # Before torch is imported: threads that wait should soon sleep. Where other processes are busy
-    # too, threads that spin for long bring training to a halt (docs/performance.md). Others do not
-    # set this: we compare with them as they are.
+    # Before torch is imported: waiting threads should sleep soon. On a busy machine, threads that
+    # spin for long bring training to a halt (docs/performance.md). Not for bench: other libraries
+    # do not set this, and are compared as they are.
     if arguments[:1] != ["bench"]:
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-    # Of a connection that breaks torch prints pages; we say which rank is lost.
+    # torch prints pages about a broken connection; hardmix reports which rank is lost.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         _dispatch(arguments)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # whoever read what we print has left, as `head` does
+    except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except Exception as error:
@@ -116,11 +118,11 @@ def _dispatch(arguments: list[str]) -> None:
         COMMANDS[name](rest)
         return
     if name not in SHARED and launch.rank:
-        sys.exit(2)  # rank 0 says why
+        sys.exit(2)  # rank 0 prints the reason
     if name not in SHARED:
         raise InputError(
-            f"hardmix {name} runs in one process: start it without torchrun or srun. Many can share"
-            f" {', '.join(SHARED)}."
+            f"hardmix {name} runs in one process: start it without torchrun or srun. Only"
+            f" {', '.join(SHARED)} run in several."
         )
     with processes.all_processes():
         COMMANDS[name](rest)
@@ -131,6 +133,6 @@ def _print_help() -> None:
     lines += [f"  {name:<12} {(command.__doc__ or '')}" for name, command in COMMANDS.items()]
     lines += [
         "",
-        "hardmix COMMAND --help shows a command's options; hardmix --version, the version.",
+        "hardmix COMMAND --help shows a command's options; hardmix --version shows the version.",
     ]
     sys.stdout.write("\n".join(lines) + "\n")

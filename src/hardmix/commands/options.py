@@ -1,7 +1,7 @@
-"""Configs as options of a command: the settings people change first, those without effect unseen.
+"""Configs as options of a command: the settings that people change most come first.
 
-A command's options are a dataclass made for the moment, of which tyro makes the parser. Settings
-that do nothing there are left out of the help, yet accepted.
+A command's options are a dataclass made on the fly, from which tyro makes the parser. Settings
+without effect are omitted from the help but accepted.
 """
 
 import dataclasses
@@ -18,15 +18,14 @@ from hardmix.settings.facts import docs_of
 from hardmix.settings.methods import METHOD_FACTS
 
 Help = tyro.conf.arg
-RunFolder = Annotated[tyro.conf.Positional[Path], Help(metavar="RUN", help="the run's folder")]
+RunFolder = Annotated[tyro.conf.Positional[Path], Help(metavar="RUN", help="Folder of the run.")]
 Parsed = TypeVar("Parsed")
 Shown = Callable[[str], bool]
-"""Whether the help shows a setting, by its dotted name."""
+"""Tells whether the help shows a setting, given by its dotted name."""
 
 FIRST = (
     "method",
     "data.root",
-    "data.image_size",
     "model.backbone",
     "train.epochs",
     "train.batch_size",
@@ -35,16 +34,21 @@ FIRST = (
     "mix.num_hardest",
     "mix.num_pairs",
     "mix.num_with_query",
-    "train.seed",
 )
-"""What people change: at the top of `hardmix pretrain --help`."""
+"""The ten settings that people change most, at the top of `hardmix pretrain --help`."""
 
-NOT_EVALUATED = ("data.augmentation", "data.blur", "data.min_scale", "data.views")
-"""Settings of images that only pre-training looks at."""
+NOT_EVALUATED = (
+    "data.channels",
+    "data.augmentation",
+    "data.blur",
+    "data.min_scale",
+    "data.views",
+)
+"""Data settings that have no effect after pre-training; the channels are the encoder's."""
 
 
 def parse(kind: type[Parsed], name: str, arguments: Sequence[str]) -> Parsed:
-    """A command's options; of many processes only rank 0 says what is wrong with them."""
+    """Parse a command's options; of several processes, only rank 0 prints what is wrong."""
     from hardmix.runtime.console import shielded
 
     with shielded(arguments):
@@ -54,14 +58,14 @@ def parse(kind: type[Parsed], name: str, arguments: Sequence[str]) -> Parsed:
 
 
 def wants_help(arguments: Sequence[str]) -> bool:
-    """Whether it will be help and nothing else."""
+    """Return whether the command line asks for help."""
     return bool({"-h", "--help"} & set(arguments))
 
 
 def run_settings(
     base: PretrainConfig, arguments: Sequence[str]
 ) -> tuple[list[Any], Callable[[Any], PretrainConfig]]:
-    """The fields of a run's settings with their defaults, and the way back to a config."""
+    """Return the options of a run with their defaults, and a function back to its config."""
     facts = METHOD_FACTS[base.method]
 
     def shown(name: str) -> bool:
@@ -96,7 +100,7 @@ def run_settings(
 def group_field(
     title: str, kind: type, default: Any, shown: Shown, without: Sequence[str] = ()
 ) -> tuple[str, Any, Any]:
-    """A config as a group of options: a field of a dataclass in which each has its help."""
+    """Return a config as a group of options: a dataclass field with help for each option."""
     hints, docs = typing.get_type_hints(kind), docs_of(kind)
     fields = [
         option_field(name, hint, getattr(default, name), docs.get(name, ""))
@@ -109,7 +113,7 @@ def group_field(
 
 
 def data_field(default: DataConfig, arguments: Sequence[str]) -> tuple[str, Any, Any]:
-    """--data.* of a command that evaluates: without what only pre-training looks at."""
+    """Return --data.* of a command that evaluates; its help omits settings without effect."""
 
     def shown(name: str) -> bool:
         return name not in NOT_EVALUATED or not wants_help(arguments)
@@ -118,12 +122,12 @@ def data_field(default: DataConfig, arguments: Sequence[str]) -> tuple[str, Any,
 
 
 def data_of(parsed: Any, default: DataConfig) -> DataConfig:
-    """What `data_field` became."""
+    """Return the data config parsed from `data_field`."""
     return DataConfig(**{**vars(default), **vars(parsed)})
 
 
 def make_options(name: str, about: str, fields: Sequence[Any]) -> type[Any]:
-    """A command's options out of fields."""
+    """Return a dataclass of a command's options."""
     made = dataclasses.make_dataclass(name, fields, frozen=True, kw_only=True)
     made.__doc__ = about
     return made
@@ -143,7 +147,7 @@ def _first(base: PretrainConfig, name: str) -> tuple[str, Any, Any]:
 def option_field(
     name: str, hint: Any, default: Any, doc: str, option: str | None = None
 ) -> tuple[str, Any, Any]:
-    """A setting as an option; `option` is its name on the command line, if another."""
+    """Return a setting as an option; `option` is its name on the command line, if different."""
     annotated = Annotated[hint, Help(help=" ".join(doc.split()), name=option)]
     return name, annotated, dataclasses.field(default=default)
 

@@ -1,4 +1,4 @@
-"""How this process was started: asked once, when a command begins."""
+"""How this process was launched; looked up once, when a command starts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,20 +9,20 @@ _launch: Launch | None = None
 
 
 def ask() -> Launch | None:
-    """What torchrun or srun say; None where this process works alone."""
+    """Return how torchrun or srun launched this process; None if it runs alone."""
     global _launch
     _launch = launched()
     return _launch
 
 
 def speaks() -> bool:
-    """Of many processes only rank 0 says what is wrong with the command line: it is one for all."""
+    """Return whether this process prints errors in the command line: only rank 0 does."""
     return _launch is None or _launch.rank == 0
 
 
 @contextmanager
 def all_processes(device: str = "auto", timeout: float = 300.0) -> Iterator[None]:
-    """Join the processes that torchrun or srun has started; only rank 0 speaks."""
+    """Join the processes that torchrun or srun started; only rank 0 prints."""
     from hardmix.runtime.console import speak_as
     from hardmix.runtime.rendezvous import joined
 

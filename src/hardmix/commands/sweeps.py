@@ -1,4 +1,4 @@
-"""The command that trains a grid of the paper, or one of the user's."""
+"""The command that trains a table of the paper, or the user's own grid."""
 
 import sys
 from dataclasses import dataclass, field
@@ -15,62 +15,75 @@ from hardmix.sweep.scales import ScaleName
 
 @dataclass(frozen=True, kw_only=True)
 class SweepData:
-    """Where the images are."""
+    """The images."""
 
-    root: Annotated[str | None, Help(help="folder of ImageNet or CIFAR-10; shapes need none")] = (
+    root: Annotated[str | None, Help(help="Folder of ImageNet or CIFAR-10; shapes need none.")] = (
         None
     )
-    workers: Annotated[int | None, Help(help="processes that decode images")] = None
+    workers: Annotated[int | None, Help(help="Processes that decode images.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A grid of the paper, beside its numbers, or of your own: hardmix sweep NAME --out DIR.
+    """Train a table of the paper and compare, or your own grid: hardmix sweep NAME --out DIR.
 
-    The same command again goes on where it stopped. Exit status: 0 done, also where runs are with
-    another process; 2 a run failed by bad input; 1 a run failed by a bug in hardmix; 74 results
-    could not be written; 75 stopped.
+    Run the same command again to resume. Exit status: 0 done, also if some runs are being run by
+    another process; 1 a run failed because of a bug in hardmix; 2 a run failed because of bad
+    input; 74 results could not be written; 75 stopped.
     """
 
     grid: Annotated[
         tyro.conf.Positional[str],
-        Help(metavar="NAME", help=f"one of {', '.join(GRIDS)}, or a file of yours, GRID.toml"),
+        Help(metavar="NAME", help=f"One of {', '.join(GRIDS)}, or your own file, GRID.toml."),
     ]
-    out: Annotated[Path, Help(help="folder of all runs and tables; grids of one scale share it")]
-    scale: Annotated[ScaleName, Help(help="the paper's settings, or small ones for CPUs")] = "paper"
-    seeds: Annotated[int | None, Help(help="runs of every row; unset: the file's, or 3")] = None
+    out: Annotated[
+        Path, Help(help="Folder of all runs and tables; grids of the same scale can share it.")
+    ]
+    scale: Annotated[ScaleName, Help(help="The paper's settings, or small ones for CPUs.")] = (
+        "paper"
+    )
+    seeds: Annotated[int | None, Help(help="Runs of every row. Unset: the file's, or 3.")] = None
     first_seed: Annotated[
-        int | None, Help(help="another one for fresh seeds; unset: the file's, or 0")
+        int | None, Help(help="First seed; change it for fresh seeds. Unset: the file's, or 0.")
     ] = None
     only: Annotated[
-        tuple[str, ...], Help(help="rows whose label is or else holds one of these")
+        tuple[str, ...], Help(help="Only rows whose label equals or contains one of these.")
     ] = ()
-    index: Annotated[str | None, Help(metavar="I/N", help="do part I of N, I from 1")] = None
-    dry_run: Annotated[bool, Help(help="show the plan and touch nothing")] = False
+    index: Annotated[
+        str | None, Help(metavar="I/N", help="Run only part I of N, counted from 1.")
+    ] = None
+    dry_run: Annotated[bool, Help(help="Show the plan and change nothing.")] = False
     collect: Annotated[
-        bool, Help(help="train nothing: tables and figures of what is finished or recorded")
+        bool, Help(help="Train nothing; only make tables and figures of the finished runs.")
     ] = False
-    pairs: Annotated[bool, Help(help="show and draw differences by seed, with 95 % intervals")] = (
+    pairs: Annotated[bool, Help(help="Show and draw differences by seed, with 95 % intervals.")] = (
         False
     )
     records: Annotated[
-        Path | None, Help(help="folder of the finished runs' records; unset: DIR/records")
+        Path | None, Help(help="Folder of the finished runs' records. Unset: DIR/records.")
     ] = None
-    job_only: Annotated[bool, Help(help="write DIR/job.sh for SLURM and train nothing")] = False
-    epochs: Annotated[int | None, Help(help="for the paper's 200; small scales only")] = None
-    num_images: Annotated[int | None, Help(help="training images; small scales only")] = None
+    job_only: Annotated[bool, Help(help="Write DIR/job.sh for SLURM and train nothing.")] = False
+    epochs: Annotated[
+        int | None, Help(help="Epochs in place of the paper's 200; small scales only.")
+    ] = None
+    num_images: Annotated[
+        int | None, Help(help="Number of training images; small scales only.")
+    ] = None
     temperature: Annotated[
-        float | None, Help(help="of MoCo-v2 and MoCHi, the paper's 0.2; small scales only")
+        float | None,
+        Help(help="tau of MoCo-v2 and MoCHi, 0.2 in the paper; small scales only."),
     ] = None
-    device: Annotated[str, Help(help="auto, cpu, cuda or cuda:N")] = "auto"
-    voc_root: Annotated[Path | None, Help(help="folder of VOC, for table2")] = None
-    coco_root: Annotated[Path | None, Help(help="folder of COCO, for table3")] = None
-    coco_schedule: Annotated[Literal["1x", "2x"], Help(help="1x is the paper's")] = "1x"
+    device: Annotated[str, Help(help="auto, cpu, cuda or cuda:N.")] = "auto"
+    voc_root: Annotated[Path | None, Help(help="Folder of VOC, for table2.")] = None
+    coco_root: Annotated[Path | None, Help(help="Folder of COCO, for table3.")] = None
+    coco_schedule: Annotated[
+        Literal["1x", "2x"], Help(help="Schedule on COCO; 1x is the paper's.")
+    ] = "1x"
     data: SweepData = field(default_factory=SweepData)
 
 
 def sweep(arguments: list[str]) -> None:
-    """A grid: every row trained and evaluated, the paper's beside the paper's numbers."""
+    """Train and evaluate a table of the paper and compare, or your own grid."""
     options = parse(Sweep, "sweep", arguments)
     from hardmix.runtime.console import complain
     from hardmix.sweep.planning import SweepOptions
@@ -91,8 +104,9 @@ def sweep(arguments: list[str]) -> None:
     if not outcome.failures:
         return
     files = ", ".join(str(failure.file) for failure in outcome.failures)
-    message = f"{len(outcome.failures)} failed, all else was done: see {files}."
+    number = len(outcome.failures)
+    message = f"{number} run{'s' * (number != 1)} failed, all others are done: see {files}."
     if any(failure.ours for failure in outcome.failures):
-        complain(f"{message} Among them is a bug in hardmix; please report it with that file.")
+        complain(f"{message} At least one is a bug in hardmix; please report it with that file.")
         sys.exit(1)
     raise InputError(message)

@@ -1,4 +1,4 @@
-"""Commands that train, and what they train with: pretrain, demo, recipes, imagenet100."""
+"""Commands for training: pretrain, demo, recipes, imagenet100."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,33 +13,37 @@ SHAPES = DataConfig(name="shapes", image_size=32, blur=False)
 
 
 def pretrain(arguments: list[str]) -> None:
-    """Train an encoder on images without labels."""
+    """Train an encoder on images, without labels."""
     base, rest = argv.run_config(arguments)
     fields, back = run_settings(base, rest)
     own = [
-        ("out", Annotated[Path, Help(help="the run's folder")]),
         (
             "resume",
-            Annotated[argv.ResumeWord, Help(help="go on with the run; auto: start or go on")],
+            Annotated[
+                argv.ResumeWord,
+                Help(help="Resume the run in --out. auto: resume it if it exists, else start it."),
+            ],
             field(default="no"),
         ),
         (
             "allow_changed_data",
-            Annotated[bool, Help(help="resume though images changed")],
+            Annotated[bool, Help(help="Resume even if the images have changed.")],
             field(default=False),
         ),
         (
             "config",
-            Annotated[Path | None, Help(help="run a saved config.json again")],
+            Annotated[Path | None, Help(help="Saved config.json to start from.")],
             field(default=None),
         ),
     ]
     about = """Train an encoder: hardmix pretrain RECIPE --out RUN [settings].
 
-    RECIPE is one of those that `hardmix recipes` shows. Defaults below are those of the recipe and
-    method you name.
+    For the recipes, see `hardmix recipes`. The defaults below are those of the recipe and method
+    you name. The settings that people change most come first, the rest in groups.
     """
-    options = parse(make_options("Pretrain", about, own + fields), "pretrain RECIPE", rest)
+    out = ("out", Annotated[Path, Help(help="Folder of the run.")])
+    made = make_options("Pretrain", about, [out, *fields, *own])
+    options = parse(made, "pretrain RECIPE", rest)
     config = back(options)
     with processes.all_processes(config.train.device, config.train.timeout):
         from hardmix.training.pretrain import pretrain as run
@@ -54,17 +58,19 @@ def pretrain(arguments: list[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Train MoCo-v2 and MoCHi on small images, and compare them with what needs no training."""
+    """Train MoCo-v2 and MoCHi on small images and compare them with untrained baselines."""
 
-    out: Annotated[Path | None, Help(help="folder for both; unset: runs/demo, demo-2, ...")] = None
-    epochs: Annotated[int | None, Help(help="other than the demonstration's own")] = None
+    out: Annotated[
+        Path | None, Help(help="Folder of both runs. Unset: runs/demo, runs/demo-2, ...")
+    ] = None
+    epochs: Annotated[int | None, Help(help="Override the number of epochs.")] = None
     seed: int = 0
-    """of both runs"""
+    """Seed of both runs."""
     data: DataConfig = SHAPES
 
 
 def demo(arguments: list[str]) -> None:
-    """MoCo-v2 and MoCHi on the embedded data, evaluated."""
+    """Train MoCo-v2 and MoCHi on built-in images and evaluate them, in minutes."""
     options = parse(Demo, "demo", arguments)
     from hardmix.commands.demonstration import show
 
@@ -73,11 +79,11 @@ def demo(arguments: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Recipes:
-    """Every recipe: what, the paper's place, expected number, cost."""
+    """List the recipes: what each is, its place in the paper, expected results and cost."""
 
 
 def recipes(arguments: list[str]) -> None:
-    """Every recipe: what, the paper's place, expected number, cost."""
+    """List the recipes, with expected results and cost."""
     parse(Recipes, "recipes", arguments)
     from hardmix.runtime.console import say
 
@@ -89,14 +95,14 @@ def recipes(arguments: list[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageNet100:
-    """Link the paper's 100 classes out of an ImageNet folder."""
+    """Make a folder of links to the paper's 100 classes in an ImageNet folder."""
 
-    imagenet: Annotated[Path, Help(help="folder with train/ and val/")]
-    out: Annotated[Path, Help(help="folder to make")]
+    imagenet: Annotated[Path, Help(help="ImageNet folder with train/ and val/.")]
+    out: Annotated[Path, Help(help="Folder to create.")]
 
 
 def imagenet100(arguments: list[str]) -> None:
-    """Link the paper's 100 classes out of an ImageNet folder."""
+    """Link the paper's 100 classes from an ImageNet folder."""
     options = parse(ImageNet100, "imagenet100", arguments)
     from hardmix.data.imagenet100 import link_imagenet100
     from hardmix.runtime.console import say

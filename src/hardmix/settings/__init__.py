@@ -1,1 +1,1 @@
-"""What can be chosen, and checked before any image is read. Imports no torch."""
+"""All settings, checked before any image is read. Imports no torch."""

@@ -1,4 +1,4 @@
-"""Limits of settings, checked by their names on the command line."""
+"""Checks of settings against their limits; errors name a setting by its dotted name."""
 
 import difflib
 import math
@@ -8,11 +8,11 @@ from typing import Any
 from hardmix.errors import InputError
 
 LARGEST = 2**63 - 1
-"""Of whole numbers: what a tensor can count."""
+"""Largest integer setting: the largest int64."""
 
 
 def check_above(config: object, prefix: str, **limits: float) -> None:
-    """Refuse a setting that is not above its limit, by its name on the command line."""
+    """Raise InputError if a setting is not above its limit; None passes."""
     for name, limit in limits.items():
         value = getattr(config, name)
         if value is not None and not (_is_usable(value) and value > limit):
@@ -22,7 +22,7 @@ def check_above(config: object, prefix: str, **limits: float) -> None:
 
 
 def check_at_least(config: object, prefix: str, **limits: int) -> None:
-    """Refuse a setting below its limit, by its name on the command line."""
+    """Raise InputError if a setting is below its limit; None passes."""
     for name, limit in limits.items():
         value = getattr(config, name)
         if value is None or (_is_usable(value) and value >= limit):
@@ -35,7 +35,7 @@ def check_at_least(config: object, prefix: str, **limits: int) -> None:
 
 
 def check_between(config: object, prefix: str, low: float, high: float, *names: str) -> None:
-    """Refuse a setting outside of its limits, by its name on the command line."""
+    """Raise InputError if a setting is outside [low, high]; None passes."""
     for name in names:
         value = getattr(config, name)
         if value is not None and not low <= value <= high:
@@ -43,14 +43,14 @@ def check_between(config: object, prefix: str, low: float, high: float, *names: 
 
 
 def shown(value: Any) -> str:
-    """A value in a message: a number of many digits by its size alone."""
+    """Return a value as messages print it: an integer of many digits as a power of ten."""
     if isinstance(value, int) and abs(value) > 10**30:
         return f"{'-' * (value < 0)}1e{int(math.log10(abs(value)))}"
     return str(value)
 
 
 def nearest_first(name: str, known: Iterable[str]) -> list[str]:
-    """What a user may have meant, the most similar first."""
+    """Return the known names, those most similar to `name` first."""
     names = list(known)
     return difflib.get_close_matches(name, names, n=len(names), cutoff=0.0)
 

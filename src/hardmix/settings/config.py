@@ -1,7 +1,8 @@
-"""The menu: everything a run can choose, checked before any image is read. Imports no torch.
+"""All settings of a run, checked before any image is read. Imports no torch.
 
-Choices by name stand here; the tables that carry them out stand beside the functions, and a test
-holds both equal. Defaults are the paper's for ImageNet-100 (App. C.1, official MoCo-v2).
+The names of the choices are here; the tables that map them to functions are next to those
+functions, and a test keeps the two equal. Defaults are the paper's for ImageNet-100 (App. C.1,
+official MoCo-v2).
 """
 
 from dataclasses import dataclass, field
@@ -23,15 +24,15 @@ StrategyName = Literal[
     "fixed-percentage",
     "own",
 ]
-"""How synthetic points are planned: Sec. 4 ("mochi") and the variants of App. B.2; "own" is a
-function of yours, given to `pretrain` or `MochiLoss`."""
+"""How synthetic points are planned: Sec. 4 ("mochi") and the variants of App. B.2; "own" is your
+own function, passed to `pretrain` or `MochiLoss`."""
 
 RealNegatives = Literal["keep", "drop_hardest", "drop_all"]
-"""What becomes of the real negatives beside the synthetic ones. The paper keeps them; its row
-"(all queue)" is never defined, and "drop_all" is our most plausible reading of it."""
+"""Which real negatives stay in the loss next to the synthetic ones. The paper keeps all; it never
+defines its row "(all queue)", and "drop_all" is our most plausible reading of it."""
 
 QueueStart = Literal["random", "empty"]
-"""What an unfilled slot is: a random negative, as in official MoCo, or none."""
+"""What an unfilled slot holds: a random negative, as in official MoCo, or nothing."""
 
 DataName = Literal[
     "shapes",
@@ -45,60 +46,64 @@ DataName = Literal[
     "shards",
     "own",
 ]
-"""Data sets by name. "folder" is any folder of images, "list" a text file of paths, "shards"
-WebDataset archives; all three are recognised by their `root` alone. "own" is an `ImageSet` of
-yours, given to `pretrain`."""
+"""Names of data sets. "folder" is any folder of images, "list" a text file of paths, "shards"
+WebDataset archives; all three are recognised from `root`. "own" is your own `ImageSet`, passed to
+`pretrain`."""
 
 CacheMode = Literal["auto", "memory", "file", "off"]
-"""Where decoded images are kept. "auto": in memory if they fit, in a file if decoding them takes
-long; a file serves later commands too."""
+"""Where decoded images are kept. "auto": in memory if they fit, in a file if decoding is slow;
+later commands use the file too."""
 
 Augmentation = Literal["moco-v1", "moco-v2", "plain"]
-"""How a view is coloured after its random crop: as in official MoCo, or only flipped."""
+"""What is applied to a view after its random crop: official MoCo's colour changes, or a flip."""
 Head = Literal["linear", "mlp"]
 OptimizerName = Literal["sgd", "lars", "adamw"]
 Schedule = Literal["cosine", "step"]
 TRUNK_LR = 0.1
-"""Learning rate of a trunk that starts from weights, as a share of the others'; our choice."""
+"""Factor on the learning rate of a trunk that starts from pre-trained weights; our choice."""
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 OnNan = Literal["stop", "skip"]
 Compiled = Literal["no", "encoders", "all"]
-"""What torch.compile translates: nothing, the encoders, or the loss too."""
+"""What torch.compile compiles: nothing, the encoders, or the encoders and the loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which images, and how two views are made of each."""
+    """The images, and how views are made of them."""
 
     name: DataName | None = setting(None, label="{}")
-    """Data set; may be left out where `root` tells it."""
+    """Data set. Unset: recognised from data.root."""
     root: str | None = setting(None, resume=True)
-    """Folder, text file of paths, or shards 'a-{000..099}.tar'. `shapes` needs none."""
+    """Where the images are: a folder, a text file of paths, or shards such as
+    'a-{000..099}.tar'. The data set `shapes` needs none."""
     num_images: int | None = setting(None, name="number of images")
-    """How many images: needed for shards; for `shapes`, how many to draw; else a limit."""
+    """Use at most this many images, chosen at random. Required for shards; for `shapes`, the
+    number of images to draw. Unset: all."""
     image_size: int = setting(224, label="{} px")
     """Height and width of a view in pixels."""
     channels: int = 3
-    """1 to 16; other than 3 leaves out the colour operations."""
+    """Image channels, 1 to 16. Unless it is 3, the colour operations are skipped."""
     augmentation: Augmentation = "moco-v2"
-    """MoCo-v2's stronger views, MoCo-v1's, or plain: crop and flip alone."""
+    """MoCo-v2's stronger augmentation, MoCo-v1's, or plain: random crop and flip only."""
     blur: bool = True
-    """MoCo-v2's Gaussian blur; those who train on 32 pixels drop it."""
+    """MoCo-v2's Gaussian blur; usually off for 32-pixel images."""
     min_scale: float = setting(0.2, name="smallest crop")
-    """Smallest share of the image's area that a random crop takes."""
+    """Smallest area of a random crop, as a fraction of the image."""
     views: str | None = setting(None, name="own views", later=True)
-    """'mypackage:make_views': a function of yours that gives a torchvision v2 or albumentations
-    pipeline, applied once for each view in place of crop and `augmentation`."""
+    """'mypackage:make_views': your own function that returns a torchvision v2 or albumentations
+    pipeline, applied once per view instead of the random crop and data.augmentation."""
     max_pixels: int = 89_000_000
-    """Images with more pixels are refused by name."""
+    """Images with more pixels than this are treated as unreadable."""
     max_unreadable: float = setting(0.01, resume=True, identity=False)
-    """Share of images that may be unreadable: those are skipped and named, more stop the run."""
+    """Fraction of the images that may be unreadable. These are skipped and reported; any more
+    stop the run."""
     workers: int = setting(2, resume=True, identity=False)
-    """Processes that decode image files; sets held in memory need none."""
+    """Processes that decode image files; data sets held in memory need none."""
     cache: CacheMode = setting("auto", resume=True, identity=False, later=True)
-    """Where decoded images are kept, so that each is decoded once: the same bits either way."""
+    """Where decoded images are kept, so that each is decoded only once. auto: in memory if they
+    fit, in a file if decoding is slow. The results are the same bit for bit."""
     cache_gb: float = setting(2.0, resume=True, identity=False, later=True)
-    """GB of decoded images to be held in memory at most."""
+    """Most GB of decoded images to hold in memory."""
 
     def __post_init__(self) -> None:
         check_at_least(self, "data", num_images=1, image_size=8, max_pixels=1)
@@ -110,25 +115,27 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The encoder f: trunk, head, and how the key encoder follows."""
+    """The encoder f: trunk, head and key encoder."""
 
     backbone: str = setting("resnet50", label="{}")
-    """A torchvision ResNet (resnet18 ... wide_resnet101_2), the same with '-cifar' for 32 pixel
+    """A torchvision ResNet (resnet18 ... wide_resnet101_2), the same with '-cifar' for 32-pixel
     images, 'small' (made for CPUs), 'resnet18-narrow' (a quarter as wide), 'timm:NAME' with
-    options as in 'timm:NAME?img_size=96', or a function of yours, 'mypackage:make_net'."""
-    init: str | None = setting(None, later=True, label="from {}", name="weights at the start")
+    options as in 'timm:NAME?img_size=96', or your own function, 'mypackage:make_net'."""
+    init: str | None = setting(None, later=True, label="from {}", name="initial weights")
     """Weights to start from instead of random ones: a file (torchvision, timm, official MoCo, the
     authors' MoCHi), a run's folder, or 'timm' or 'torchvision' for the backbone's own pre-trained
-    weights. The head is new. What to do with few images."""
+    weights. The head is always new. Recommended for small data sets."""
     head: Head = "mlp"
-    """What is between trunk and loss: MoCo-v2's two layers, or MoCo-v1's one."""
+    """Projection head between trunk and loss: MoCo-v2's MLP of two layers, or MoCo-v1's single
+    linear layer."""
     dim: int = setting(128, name="embedding dimensions")
-    """Dimensions of the embedding in which negatives are mixed."""
+    """Dimensions of the embedding, in which negatives are mixed."""
     key_momentum: float = 0.999
-    """How slowly the key encoder follows the query encoder."""
-    key_bn_splits: int = setting(4, name="groups of the key batch norm")
-    """Groups of the key encoder's batch normalisation on one process: stands in for shuffled
-    batch norm over as many GPUs. 1 lets the batch statistics give the answer away."""
+    """Momentum of the key encoder; the closer to 1, the more slowly it follows the query
+    encoder."""
+    key_bn_splits: int = setting(4, name="key batch-norm groups")
+    """Groups of the key encoder's batch normalisation on one process, in place of shuffled batch
+    norm over as many GPUs. With 1, the batch statistics give the answer away."""
 
     def __post_init__(self) -> None:
         check_at_least(self, "model", dim=1, key_bn_splits=1)
@@ -140,27 +147,29 @@ class MixConfig:
     """MoCHi (N, s, s') and its variants (Sec. 4, App. B.2)."""
 
     num_hardest: int = 1024
-    """N: hardest negatives of a query that may be mixed."""
+    """N: how many of a query's hardest negatives may be mixed."""
     num_pairs: int = 1024
-    """s: points that mix two of them."""
+    """s: synthetic points per query that mix two hard negatives."""
     num_with_query: int = 128
-    """s': points that mix one of them with the query."""
+    """s': synthetic points per query that mix a hard negative with the query."""
     warm_up_epochs: float = setting(10, name="epochs without mixing")
-    """Epochs at the start without mixing (Sec. 5)."""
+    """Epochs of training before mixing begins (Sec. 5)."""
     warm_up_steps: int | None = setting(None, name="steps without mixing")
-    """The same in steps; goes before `warm_up_epochs`."""
+    """Steps of training before mixing begins; overrides mix.warm_up_epochs."""
     strategy: StrategyName = setting("mochi", label="{}", name="mixing strategy")
-    """How points are planned."""
+    """How synthetic points are made: the paper's method or one of its variants (App. B.2)."""
     real_negatives: RealNegatives = setting("keep", label="real negatives {}")
-    """Whether the real negatives count beside them."""
+    """Real negatives in the loss: keep all, drop the N hardest, or drop all."""
     through_query: bool = setting(False, name="gradient through the query")
-    """Whether the gradient passes the query inside a point mixed with it."""
+    """Let the gradient flow through the query inside the points mixed with it; off in the
+    paper."""
     sampling_temperature: float = setting(0.2, label="tau' = {}")
-    """tau' of the strategy softmax-sampled."""
+    """tau', for mix.strategy softmax-sampled."""
     percentage: float = 50.0
-    """X of the strategy fixed-percentage, at the start."""
+    """X at the start of training, in percent, for mix.strategy fixed-percentage."""
     percentage_end: float | None = None
-    """X at the end of training, on a line between; unset: it stays."""
+    """X at the end of training, in percent, with a linear change in between. Unset: X stays
+    constant."""
 
     def __post_init__(self) -> None:
         check_at_least(self, "mix", num_hardest=1, num_pairs=0, num_with_query=0)
@@ -179,27 +188,28 @@ class OptimizerConfig:
     """The optimizer and its learning rate."""
 
     name: OptimizerName = setting("sgd", label="{}", name="optimizer", later=True)
-    """SGD as official MoCo, LARS for large batches (You et al. 2017), or AdamW."""
+    """SGD as in official MoCo, LARS for large batches (You et al. 2017), or AdamW."""
     lr: float = setting(0.03, label="learning rate {}", name="learning rate")
-    """Initial learning rate; the paper has 0.03 for batches of 128 and of 256."""
+    """Initial learning rate; the paper uses 0.03 for batches of 128 and of 256."""
     trunk_lr: float | None = setting(None, later=True, label="trunk's learning rate x {}")
-    """The trunk's learning rate as a share of `lr`; unset: 0.1 with model.init, else 1."""
-    momentum: float = setting(0.9, name="momentum of the optimizer")
-    """Of SGD and LARS; that of the key encoder is `model.key_momentum`."""
+    """Factor on optimizer.lr for the trunk. Unset: 0.1 with model.init, otherwise 1."""
+    momentum: float = setting(0.9, name="optimizer momentum")
+    """Momentum of SGD and LARS. The key encoder's momentum is model.key_momentum."""
     betas: tuple[float, ...] = setting((0.9, 0.999), later=True)
-    """Of AdamW."""
+    """The two decay rates of AdamW's running means."""
     weight_decay: float = 1e-4
-    """On all weights, those of batch norm too, as in official MoCo."""
+    """Weight decay, applied as optimizer.decay_all says."""
     decay_all: bool = setting(True, name="weight decay on norms and biases", later=True)
-    """Whether norms and biases are decayed too. LARS takes those that are not as they come."""
+    """Apply weight decay to norms and biases too, as official MoCo does. With LARS, parameters
+    without decay are not rescaled either."""
     clip: float | None = setting(None, name="largest gradient norm", later=True)
-    """Scale gradients down to this norm where they are longer; unset: never."""
-    warm_up_epochs: float = setting(0, name="epochs of rising learning rate", later=True)
-    """Epochs over which the learning rate rises from 0, step by step, before the schedule."""
+    """Clip the gradient to this norm. Unset: no clipping."""
+    warm_up_epochs: float = setting(0, name="learning-rate warm-up epochs", later=True)
+    """Epochs over which the learning rate rises linearly from 0 before the schedule begins."""
     schedule: Schedule = "cosine"
-    """MoCo-v2's cosine, once an epoch, or MoCo-v1's steps."""
-    milestones: tuple[int, ...] = setting((120, 160), name="epochs of the step schedule")
-    """Epochs at which the step schedule divides by ten."""
+    """MoCo-v2's cosine, updated once per epoch, or MoCo-v1's step schedule."""
+    milestones: tuple[int, ...] = setting((120, 160), name="milestones of the step schedule")
+    """Epochs at which the step schedule divides the learning rate by ten."""
 
     def __post_init__(self) -> None:
         check_above(self, "optimizer", lr=0, clip=0)
@@ -207,65 +217,70 @@ class OptimizerConfig:
         check_between(self, "optimizer", 0.0, 1.0, "momentum")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise InputError(
-                f"optimizer.betas={self.betas} must be two numbers from 0 to below 1: AdamW's"
-                " running means forget at these rates."
+                f"optimizer.betas={self.betas} must be two numbers, at least 0 and below 1: the"
+                " decay rates of AdamW's running means."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """The loop."""
+    """Training: its length, batches, queue, checkpoints and logs."""
 
     epochs: int = setting(200, resume=True, label="{} epochs")
-    """Length of the schedule."""
+    """Epochs of the schedule."""
     stop_epoch: int | None = setting(None, resume=True)
-    """Stop after this many epochs of it: the paper's 100-epoch results are epoch 100 of 200."""
+    """Stop after this many epochs of the schedule: the paper's 100-epoch results are epoch 100
+    of 200. Unset: train to the end."""
     batch_size: int = setting(128, label="batches of {}")
-    """Images per step, over all processes."""
+    """Images per step, summed over all processes."""
     accumulate: int = setting(1, name="parts of a batch")
-    """Split each batch into this many parts to save memory."""
+    """Split each batch into this many parts and accumulate their gradients, to save memory."""
     queue_size: int = setting(16384, label="K = {}")
-    """K: keys in the queue."""
-    queue_start: Literal["random", "empty", "prefill"] = setting(
-        "random", name="start of the queue"
-    )
-    """Unfilled slots: random negatives as in official MoCo, none, or filled before the start."""
+    """K: keys in the queue, the negatives of every query."""
+    queue_start: Literal["random", "empty", "prefill"] = setting("random", name="initial queue")
+    """The queue before training: random negatives as in official MoCo, empty, or filled with the
+    keys of real images."""
     exclude_same_image: bool = setting(False, name="keys of the same image")
-    """Mask older keys of the query's own image: they are there when K exceeds the data set."""
+    """Exclude older keys of the query's own image from its negatives; they occur when the queue
+    is larger than the data set."""
     temperature: float = setting(0.2, label="tau = {}")
-    """tau of Eq. 1."""
+    """tau of Eq. 1, which divides the similarities."""
     seed: int = setting(0, label="seed {}")
-    """Of all that is random: weights, queue, order, views and mixing."""
+    """Seed of all randomness: initial weights, queue, order of the images, views and mixing."""
     precision: Precision = "auto"
-    """bf16 where the processor is fast at it, else fp32. fp16, with a scaled loss, is for GPUs
-    without bf16."""
+    """Number format of the encoders. auto: bf16 if the processor is fast at it, otherwise fp32.
+    fp16, with a scaled loss, is for GPUs without bf16."""
     device: str = setting("auto", resume=True, identity=False)
-    """cuda where there is one, else cpu; cuda:1 is the second GPU."""
+    """auto, cpu, cuda or cuda:N; cuda:1 is the second GPU. auto: cuda when available, otherwise
+    cpu."""
     compile: Compiled = setting("no", resume=True, identity=False)
-    """What torch.compile translates. Minutes at the start; pays on GPUs, not on CPUs."""
+    """What torch.compile compiles. Takes minutes at the start; worthwhile on GPUs, not on
+    CPUs."""
     deterministic: bool = setting(False, resume=True, identity=False)
-    """PyTorch's deterministic algorithms, for equal bits on equal GPUs; slower. A CPU's bits are
-    equal without it."""
+    """Use PyTorch's deterministic algorithms, so that a run on the same kind of GPU repeats bit
+    for bit; slower. Runs on a CPU repeat without it."""
     log_every: int = setting(50, resume=True, identity=False)
-    """Steps between two lines of metrics.jsonl."""
+    """Steps between lines of metrics.jsonl."""
     knn_every: int = setting(10, resume=True, identity=False)
-    """Epochs between two k-NN accuracies, where labels exist; 0: never."""
+    """Epochs between measurements of the k-NN accuracy, if the images have labels; 0: never."""
     save_every: int = setting(1, resume=True, identity=False)
-    """Epochs between two checkpoints; the last two are kept, and the best by k-NN."""
+    """Epochs between checkpoints. The last two are kept, and the one with the best k-NN
+    accuracy."""
     save_minutes: float = setting(30.0, resume=True, identity=False)
-    """Minutes between two checkpoints within an epoch; 0: none."""
+    """Minutes between checkpoints within an epoch; 0: none."""
     keep_every: int = setting(0, resume=True, identity=False)
-    """Epochs between two checkpoints that are never deleted; 0: none."""
+    """Epochs between checkpoints that are never deleted; 0: none."""
     on_nan: OnNan = setting("stop", resume=True, identity=False)
-    """What a loss or gradient does that is no number: stop the run, or skip the step."""
+    """What to do when a loss or gradient is NaN or infinite: stop the run, or skip the step."""
     timeout: float = setting(300.0, resume=True, identity=False)
-    """Seconds that processes wait for one that is silent, before the run ends."""
+    """Seconds to wait for a process that does not respond before the run is stopped."""
     tensorboard: bool = setting(False, resume=True, identity=False)
-    """Write RUN/tensorboard beside metrics.jsonl; needs hardmix[tensorboard]."""
+    """Also write the metrics to RUN/tensorboard; needs hardmix[tensorboard]."""
     wandb: bool = setting(False, resume=True, identity=False, later=True)
-    """Send the same lines to Weights & Biases; needs hardmix[wandb]."""
+    """Also send the metrics to Weights & Biases; needs hardmix[wandb]."""
     profile: bool = setting(False, resume=True, identity=False)
-    """Measure where the time of a step goes: a table at the end, and RUN/profile.json."""
+    """Measure where the time of a step goes; prints a table at the end and writes
+    RUN/profile.json."""
 
     def __post_init__(self) -> None:
         check_at_least(self, "train", epochs=1, stop_epoch=1, batch_size=1, accumulate=1)
@@ -276,32 +291,33 @@ class TrainConfig:
         if self.batch_size % self.accumulate:
             raise InputError(
                 f"train.accumulate={self.accumulate} does not divide"
-                f" train.batch_size={self.batch_size}: every part of a batch has the same size."
+                f" train.batch_size={self.batch_size}: all parts of a batch must be of equal size."
             )
 
     @property
     def last_epoch(self) -> int:
-        """How many epochs of the schedule are trained."""
+        """Number of epochs of the schedule that are trained."""
         return self.epochs if self.stop_epoch is None else min(self.stop_epoch, self.epochs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainConfig:
-    """A complete run."""
+    """All settings of a run."""
 
     recipe: str = "imagenet100"
-    """The named run that the settings began with."""
+    """Name of the recipe that the settings start from."""
     method: MethodName = "mochi"
-    """What is trained; a recipe sets what belongs to it."""
+    """Training method. It changes the recipe's defaults."""
     oracle: bool = False
-    """Sec. 3.3: drop negatives of the query's class, from the loss and from mixing."""
+    """Use labels to exclude negatives of the query's class from the loss and from mixing
+    (Sec. 3.3)."""
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     mix: MixConfig = field(default_factory=MixConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     options: MethodOptions | None = None
-    """Settings that only this method has; unset: its defaults."""
+    """Settings that only this method has. Unset: its defaults."""
 
     def __post_init__(self) -> None:
         if self.method not in METHOD_FACTS:
@@ -319,16 +335,16 @@ class PretrainConfig:
             raise InputError(
                 f"model.key_bn_splits={self.model.key_bn_splits} does not divide the {part} images"
                 f" encoded at once (train.batch_size={self.train.batch_size},"
-                f" train.accumulate={self.train.accumulate}): every group has the same size."
+                f" train.accumulate={self.train.accumulate}): all groups must be of equal size."
             )
 
     def uses(self, setting: str) -> bool:
-        """Whether a setting, by its dotted name, means anything to the method."""
+        """Return whether the method uses a setting, given by its dotted name."""
         return METHOD_FACTS[self.method].uses(setting)
 
     @property
     def trunk_lr(self) -> float:
-        """The trunk's learning rate as a share of optimizer.lr: weights to keep move slowly."""
+        """Factor on optimizer.lr for the trunk; below 1 for pre-trained weights."""
         if self.optimizer.trunk_lr is not None:
             return self.optimizer.trunk_lr
         return TRUNK_LR if self.model.init is not None else 1.0
@@ -339,6 +355,6 @@ class PretrainConfig:
             object.__setattr__(self, "options", kind())  # frozen, and not yet given away
         elif self.options is not None and type(self.options) is not kind:
             raise InputError(
-                f"options={self.options} do not belong to the method {self.method}: leave them"
-                f" out{'' if kind is None else f', or give {kind.__name__}(...)'}."
+                f"options={self.options} do not belong to the method {self.method}: omit them"
+                f"{'' if kind is None else f', or pass {kind.__name__}(...)'}."
             )

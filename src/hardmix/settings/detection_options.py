@@ -1,6 +1,6 @@
-"""What can be chosen for `hardmix detect`, and the schedules by name. Imports no torch.
+"""Settings of `hardmix detect`, and its named schedules. Imports no torch.
 
-The defaults are MoCo's configuration of detectron2, which the paper uses (Sec. 5.2, App. C.2).
+The defaults are MoCo's detectron2 configuration, which the paper uses (Sec. 5.2, App. C.2).
 """
 
 from dataclasses import dataclass, replace
@@ -14,13 +14,13 @@ DetectionSchedule = Literal["24k", "1x", "2x", "short"]
 DetectionStart = Literal["run", "supervised", "random"]
 
 VOC_SIDES = tuple(range(480, 801, 32))
-"""Lengths of the shortest side in training on VOC."""
+"""Lengths in pixels of the shortest side when training on VOC."""
 
 COCO_SIDES = tuple(range(640, 801, 32))
-"""Lengths of the shortest side in training on COCO."""
+"""Lengths in pixels of the shortest side when training on COCO."""
 
 TEST_SIDE = 800
-"""Length of the shortest side in every test of the paper."""
+"""Length in pixels of the shortest side in all tests of the paper."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +28,9 @@ class DetectionConfig:
     """Fine-tuning a C4 detector: Faster R-CNN on VOC, Mask R-CNN on COCO."""
 
     task: DetectionTask
-    """voc: boxes, VOC's layout and AP. coco: boxes and masks, COCO's layout and AP."""
+    """voc: boxes, with VOC's layout and AP. coco: boxes and masks, with COCO's layout and AP."""
     schedule: DetectionSchedule
-    """Whose numbers the settings below begin with."""
+    """The named schedule that the settings below start from."""
     start: DetectionStart = "run"
     """The run's encoder, or a baseline of the paper: supervised weights, random weights."""
     iterations: int = 24_000
@@ -38,29 +38,31 @@ class DetectionConfig:
     milestones: tuple[int, ...] = (18_000, 22_000)
     """Steps at which the learning rate is divided by 10."""
     warm_up: int = 100
-    """Steps over which the learning rate rises on a line, from a thousandth."""
+    """Steps over which the learning rate rises linearly from a thousandth of its value."""
     batch_size: int = 16
-    """Images of a step, of all processes together."""
+    """Images per step, summed over all processes."""
     lr: float = 0.02
     """Learning rate after the warm-up."""
     weight_decay: float = 1e-4
-    """On all weights but those of batch norm."""
+    """Weight decay, on all weights except those of batch norm."""
     sides: tuple[int, ...] = VOC_SIDES
-    """Lengths of a training image's shortest side, one of which is drawn."""
+    """Lengths in pixels of a training image's shortest side; one is drawn for each image."""
     test_side: int = TEST_SIDE
-    """Length of a test image's shortest side."""
+    """Length in pixels of a test image's shortest side."""
     regions: int = 512
-    """Regions of a training image that the RoI heads learn from."""
+    """RoIs sampled per training image."""
     proposals: int = 1000
-    """Proposals of a test image that the RoI heads look at."""
+    """Proposals per test image that the RoI heads classify."""
     precise_bn: int = 200
-    """Training batches whose statistics replace the running ones before the final test; 0: none."""
+    """Training batches whose statistics replace the running batch-norm statistics before the
+    final test; 0: keep the running ones."""
     trials: int = 3
-    """Detectors trained, each with its own seed; the paper's results are means over 3."""
+    """Number of detectors to train, each with its own seed; the paper's results are means over
+    3."""
     seed: int = 0
-    """Of the first trial."""
+    """Seed of the first trial; later trials count up from it."""
     test_every: int = 0
-    """Steps between tests while training; 0: only at the end."""
+    """Steps between tests during training; 0: test only at the end."""
     save_every: int = 1000
     """Steps between checkpoints."""
     log_every: int = 20
@@ -81,11 +83,11 @@ class DetectionConfig:
         check_between(self, "detect", 0.0, 1.0, "weight_decay")
         if not self.sides or min(self.sides) < 16:
             raise InputError(
-                f"detect.sides={self.sides}: name one length or more, none below the 16 pixels of"
-                " a cell."
+                f"detect.sides={self.sides} must be one length or more, each at least 16 pixels:"
+                " the size of a cell."
             )
         if list(self.milestones) != sorted(self.milestones):
-            raise InputError(f"detect.milestones={self.milestones} must rise.")
+            raise InputError(f"detect.milestones={self.milestones} must be in ascending order.")
 
 
 _COCO = DetectionConfig(
@@ -124,22 +126,25 @@ SCHEDULES: dict[tuple[DetectionTask, DetectionSchedule], DetectionConfig] = {
     ),
     ("coco", "short"): replace(_SHORT, task="coco"),
 }
-"""24k: official MoCo's on VOC. 1x, 2x: detectron2's on COCO. short: ours, for CPUs."""
+"""24k: official MoCo's, for VOC. 1x, 2x: detectron2's, for COCO. short: ours, for CPUs."""
 
 USUAL: dict[DetectionTask, DetectionSchedule] = {"voc": "24k", "coco": "1x"}
-"""The schedule of a task where none is named."""
+"""The default schedule of each task."""
 
 
 def schedule_of(task: DetectionTask, schedule: DetectionSchedule | None) -> DetectionConfig:
-    """The settings of a schedule; the usual one of the task where none is named."""
+    """Return the settings of a schedule; None means the task's default schedule."""
     name = schedule or USUAL[task]
     if (task, name) not in SCHEDULES:
         known = ", ".join(each for kind, each in SCHEDULES if kind == task)
-        raise InputError(f"--schedule {name} is none of --task {task}: choose one of {known}.")
+        raise InputError(f"schedule {name!r} does not exist for task {task!r}: choose {known}.")
     return SCHEDULES[task, name]
 
 
 def with_batch(config: DetectionConfig, batch_size: int) -> DetectionConfig:
-    """Another batch, and the learning rate in proportion (official MoCo's advice)."""
+    """Return the config with another batch size and a learning rate in proportion to it.
+
+    This is official MoCo's advice.
+    """
     checked = replace(config, batch_size=batch_size)
     return replace(checked, lr=config.lr * batch_size / config.batch_size)

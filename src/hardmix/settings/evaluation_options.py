@@ -1,7 +1,7 @@
-"""What can be chosen for the evaluations of a trained encoder. Imports no torch.
+"""Settings of the evaluations of a trained encoder. Imports no torch.
 
-detection_options.py has those of detectors. An evaluation is an entry in `EVALUATION_OPTIONS`, a
-title in titles.py, a file in evaluation/ and its line in `EVALUATIONS` there.
+Those of detectors are in detection_options.py. An evaluation is an entry in `EVALUATION_OPTIONS`,
+a title in titles.py, a file in evaluation/ and its line in `EVALUATIONS` there.
 """
 
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ ProbeSolver = Literal["lbfgs", "sgd"]
 """How the linear probe on cached features is fitted."""
 
 Baseline = Literal["pixels", "untrained"]
-"""What needs no training: raw pixels, or the same network with random weights."""
+"""Untrained baselines: raw pixels, or the same network with random weights."""
 
 EvaluationPrecision = Literal["fp32", "bf16"]
-"""Number format of forward passes: float32 unless asked otherwise, so that numbers compare."""
+"""Number format of forward passes; float32 by default, so that results are comparable."""
 
 LinearPreset = Literal["imagenet100", "imagenet1k", "official-moco"]
 """Whose linear evaluation: the paper's two (App. C.1), or official MoCo's."""
@@ -25,14 +25,14 @@ LinearPreset = Literal["imagenet100", "imagenet1k", "official-moco"]
 
 @dataclass(frozen=True, kw_only=True)
 class KnnOptions:
-    """k-NN accuracy of a run's encoder: nothing is trained."""
+    """Measure the k-NN accuracy of a run's encoder; nothing is trained."""
 
     k: int = 200
-    """Neighbours that vote."""
+    """Number of nearest neighbours that vote."""
     temperature: float = 0.07
-    """Of the votes."""
+    """Softmax temperature of the vote."""
     baseline: tuple[Baseline, ...] = ()
-    """Also score what needs no training: the floor."""
+    """Also score untrained baselines: raw pixels, or the network with random weights."""
 
     precision: EvaluationPrecision = "fp32"
     """Number format of the encoder's forward passes."""
@@ -44,7 +44,7 @@ class KnnOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearConfig:
-    """A linear classifier on a frozen trunk (App. C.1); defaults are those of ImageNet-100."""
+    """A linear classifier on a frozen trunk (App. C.1); the defaults are for ImageNet-100."""
 
     epochs: int = 60
     """Passes over the training images."""
@@ -55,9 +55,9 @@ class LinearConfig:
     milestones: tuple[int, ...] = (30, 40, 50)
     """Epochs at which the learning rate is divided by ten."""
     min_scale: float = 0.08
-    """Smallest share of the image's area that a training crop takes: torchvision's default."""
+    """Smallest area of a training crop, as a fraction of the image; torchvision's default."""
     seed: int = 0
-    """Of the classifier's first weights, the order and the crops."""
+    """Seed of the classifier's initial weights, the order of the images and the crops."""
 
     def __post_init__(self) -> None:
         check_at_least(self, "linear", epochs=1, batch_size=1, seed=0)
@@ -67,68 +67,70 @@ class LinearConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearOptions:
-    """Linear evaluation of a run's encoder.
+    """Train a linear classifier on a run's frozen encoder.
 
-    With a preset, the paper's protocol: a classifier trained on random crops. Without one, features
-    are extracted once and a classifier is fitted in seconds (--cached), where the images are fewer
-    than 100,000.
+    With a preset, this follows the paper's protocol: the classifier is trained on random crops.
+    Without one, and with fewer than 100,000 images, features are extracted once and the classifier
+    is fitted to them in seconds (cached).
     """
 
     preset: LinearPreset | None = None
-    """Whose protocol."""
+    """Protocol to follow: the paper's for ImageNet-100 or ImageNet-1k, or official MoCo's."""
     cached: bool | None = None
-    """Fit on features extracted once."""
+    """Fit the classifier on features extracted once. Unset: yes without a preset for fewer than
+    100,000 images."""
     solver: ProbeSolver = "lbfgs"
-    """Of --cached."""
+    """Solver for cached features."""
     seeds: int = 3
-    """Classifiers fitted by --cached."""
+    """Number of classifiers fitted to cached features, each with its own seed."""
     epochs: int | None = None
-    """Other than the preset's."""
+    """Override the preset's number of epochs."""
     batch_size: int | None = None
-    """Other than the preset's."""
+    """Override the preset's batch size."""
     lr: float | None = None
-    """Other than the preset's."""
+    """Override the preset's initial learning rate."""
     milestones: tuple[int, ...] | None = None
-    """Epochs of lr x 0.1, other than the preset's."""
+    """Override the preset's epochs at which the learning rate is divided by ten."""
     seed: int = 0
-    """Of the classifier that is trained on crops."""
+    """Seed of the classifier that is trained on crops."""
 
     precision: EvaluationPrecision = "fp32"
     """Number format of the encoder's forward passes."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
-            raise InputError(f"--seeds {self.seeds} is below 1: it counts classifiers.")
+            raise InputError(f"linear.seeds={self.seeds} must be at least 1.")
 
     @property
     def changes(self) -> dict[str, object]:
-        """What differs from the preset, by name."""
+        """The settings that override the preset, by name."""
         names = ("epochs", "batch_size", "lr", "milestones")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig:
-    """All weights trained on a share of the labels; not in the paper."""
+    """Fine-tune all weights on a fraction of the labels; not in the paper."""
 
     labels: float = 1.0
-    """Share of the labels: 0.01, 0.1, 1.0; the same number of images from every class."""
+    """Fraction of the labels to use, such as 0.01, 0.1 or 1.0; the same number of images from
+    every class."""
     epochs: int = 30
     """Passes over the chosen images."""
     batch_size: int = 128
-    """Images per step, at most."""
+    """Most images per step."""
     lr: float = 0.01
     """Initial learning rate of the trunk."""
     classifier_lr: float = 0.1
-    """That of the new classifier on it."""
+    """Initial learning rate of the new classifier."""
     weight_decay: float = 1e-4
-    """On all weights."""
+    """Weight decay, on all weights."""
     min_scale: float = 0.2
-    """Smallest share of the image's area that a training crop takes."""
+    """Smallest area of a training crop, as a fraction of the image."""
     seed: int = 0
-    """Of the labels chosen, the classifier's first weights, the order and the crops."""
+    """Seed of the choice of labels, the classifier's initial weights, the order and the crops."""
     untrained: bool = False
-    """Start from random weights, to compare."""
+    """Start from random weights, for comparison."""
 
     precision: EvaluationPrecision = "fp32"
     """Number format of the encoder's forward passes."""
@@ -144,11 +146,11 @@ LINEAR_PRESETS: dict[LinearPreset, LinearConfig] = {
     "imagenet1k": LinearConfig(epochs=100, batch_size=512, lr=30.0, milestones=(60, 80)),
     "official-moco": LinearConfig(epochs=100, batch_size=256, lr=30.0, milestones=(60, 80)),
 }
-"""Linear evaluation as the paper (App. C.1) and official MoCo run it."""
+"""Linear evaluation as run by the paper (App. C.1) and by official MoCo."""
 
 EVALUATION_OPTIONS: dict[str, type] = {
     "knn": KnnOptions,
     "linear": LinearOptions,
     "finetune": FinetuneConfig,
 }
-"""Options of an evaluation by its command: hardmix NAME RUN [options] [--data.*]."""
+"""Options of each evaluation by its name, which is also its command."""

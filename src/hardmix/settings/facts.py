@@ -1,9 +1,9 @@
-"""A setting says what it is, once: every list of settings is derived from these facts.
+"""Facts about each setting, stated once: every list of settings is derived from them.
 
     queue_size: int = setting(16384, label="K = {}", name="queue")
 
-Whether a setting may change on resume, whether it makes another run, how tables, figures and
-sentences call it, and whether there were runs before it.
+They tell whether a setting may change on resume, whether another value makes another run, what
+tables, figures and sentences call it, and whether it is younger than the first version.
 """
 
 import ast
@@ -16,28 +16,28 @@ from typing import Any, NamedTuple
 
 
 class SettingFacts(NamedTuple):
-    """What is known of a setting beside its type, default and docstring."""
+    """Facts about a setting in addition to its type, default and docstring."""
 
     resume: bool = False
     """Whether it may differ when a run is resumed."""
     identity: bool = True
-    """Whether another value makes another run; else it only tells how the run is carried out."""
+    """Whether another value makes another run; if not, it only affects how the run is executed."""
     label: str = ""
-    """How a table or figure tells two runs apart by it, e.g. "K = {}"; empty: it does not."""
+    """How tables and figures label a run by it, e.g. "K = {}"; empty: not at all."""
     name: str = ""
-    """What a sentence calls it; empty: its own name with spaces."""
+    """What a sentence calls it; empty: the setting's name with spaces."""
     later: bool = False
-    """Whether it came after the first version: runs without it did what its default says."""
+    """Whether it was added after the first version; runs that lack it used its default."""
 
 
 def setting(default: Any, **facts: Any) -> Any:
-    """A field of a config with facts of its own; without them, a plain default will do."""
+    """Return a dataclass field with facts; a setting without facts can be a plain default."""
     return dataclasses.field(default=default, metadata={"facts": SettingFacts(**facts)})
 
 
 @cache
 def docs_of(kind: type) -> dict[str, str]:
-    """The docstring under each setting of a config, as it stands in the source."""
+    """Return the docstring under each setting of a config, read from its source."""
     (body,) = (node.body for node in ast.parse(inspect.getsource(kind)).body if _is_class(node))
     inherited = [docs_of(base) for base in kind.__bases__ if dataclasses.is_dataclass(base)]
     return {name: text for docs in inherited for name, text in docs.items()} | {
@@ -54,7 +54,7 @@ def _is_class(node: ast.stmt) -> typing.TypeGuard[ast.ClassDef]:
 
 
 def facts_of(kind: type) -> dict[str, SettingFacts]:
-    """The facts of every setting of a config, by its dotted name ("train.epochs")."""
+    """Return the facts of every setting of a config, by dotted name ("train.epochs")."""
     hints = typing.get_type_hints(kind)
     found: dict[str, SettingFacts] = {}
     for field in dataclasses.fields(kind):

@@ -1,6 +1,6 @@
-"""The menu of methods: their names, titles, options of their own, and what they do not use.
+"""The methods: their names, titles, own options, and the settings they do not use.
 
-A new method is an entry here, a class in methods/ and its line in `METHODS` there; a test holds
+A new method is an entry here, a class in methods/ and its line in `METHODS` there; a test keeps
 both tables equal. Imports no torch.
 """
 
@@ -13,32 +13,29 @@ MethodName = str
 
 @dataclass(frozen=True, kw_only=True)
 class MethodOptions:
-    """Settings that only one method has; those of the method NAME are --NAME.* on the command line.
-
-    A method without any has none of these.
-    """
+    """Base class of the settings that only one method has; on the command line, --NAME.*."""
 
 
 @dataclass(frozen=True)
 class MethodFacts:
-    """What is known of a method without building it."""
+    """What is known about a method without building it."""
 
     title: str
     """The paper's name."""
     options: type[MethodOptions] | None = None
-    """Its own settings."""
+    """Class of its own settings, if it has any."""
     unused: tuple[str, ...] = ()
-    """Shared settings that do nothing here, as patterns: help and tables leave them out."""
+    """Patterns of shared settings that have no effect on it; help and tables omit them."""
 
     def uses(self, setting: str) -> bool:
-        """Whether a shared setting, by its dotted name, means anything to the method."""
+        """Return whether the method uses a shared setting, given by its dotted name."""
         return not any(fnmatch(setting, pattern) for pattern in self.unused)
 
 
 NO_NEGATIVES = ("oracle", "mix.*", "train.queue_*", "train.exclude_same_image", "train.temperature")
-"""Settings of methods that contrast nothing."""
+"""Settings not used by methods without negatives."""
 NO_KEYS = ("model.head", "model.dim", "model.key_*")
-"""Settings of methods without a second encoder and a head."""
+"""Settings not used by methods without a key encoder and a head."""
 
 METHOD_FACTS: dict[MethodName, MethodFacts] = {
     "moco-v1": MethodFacts("MoCo", unused=("mix.*",)),
@@ -46,4 +43,4 @@ METHOD_FACTS: dict[MethodName, MethodFacts] = {
     "mochi": MethodFacts("MoCHi"),
     "supervised": MethodFacts("supervised", unused=(*NO_NEGATIVES, *NO_KEYS)),
 }
-"""What --method can be. "supervised" is cross-entropy with labels: the paper's upper bound."""
+"""The choices of --method. "supervised" is cross-entropy with labels: the paper's upper bound."""

@@ -1,6 +1,6 @@
-"""One function per named run: what it is, the paper's place and number, what it costs.
+"""One function per recipe: what it is, its place and result in the paper, what it costs.
 
-A recipe gives a complete config for a method; every setting can be changed on the command line.
+A recipe returns a complete config for a method; every setting can be overridden.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ from hardmix.settings.methods import MethodName
 def imagenet100(method: MethodName = "mochi", oracle: bool = False) -> PretrainConfig:
     """ImageNet-100 as in Table 1: ResNet-50, 200 epochs, batch 128, queue of 16384.
 
-    Of an ImageNet folder the paper's 100 classes are taken. The paper does not name the backbone of
-    these runs; ResNet-50 is official MoCo's.
+    The paper's 100 classes are taken from an ImageNet folder. The paper does not name the backbone
+    of these runs; ResNet-50 is official MoCo's.
     """
     data = DataConfig(name="imagenet100")
     return _with_method(PretrainConfig(recipe="imagenet100", oracle=oracle, data=data), method)
@@ -42,8 +42,8 @@ def imagenet1k(method: MethodName = "mochi", oracle: bool = False) -> PretrainCo
 def cifar10(method: MethodName = "mochi", oracle: bool = False) -> PretrainConfig:
     """CIFAR-10 on a laptop's CPU with the `small` backbone.
 
-    Not in the paper. N/K and s/K are near those of its ImageNet-100 runs, and so is the share of
-    epochs without mixing; the key encoder's momentum is lower, as the run is short.
+    Not in the paper. N/K, s/K and the fraction of epochs without mixing are close to those of its
+    ImageNet-100 runs; the key encoder's momentum is lower because the run is short.
     """
     config = PretrainConfig(
         recipe="cifar10",
@@ -58,7 +58,7 @@ def cifar10(method: MethodName = "mochi", oracle: bool = False) -> PretrainConfi
 
 
 def demo(method: MethodName = "mochi", oracle: bool = False) -> PretrainConfig:
-    """The embedded shapes on a laptop's CPU, to see it work."""
+    """The built-in shapes on a laptop's CPU, to try hardmix out."""
     config = PretrainConfig(
         recipe="demo",
         oracle=oracle,
@@ -73,7 +73,7 @@ def demo(method: MethodName = "mochi", oracle: bool = False) -> PretrainConfig:
 
 @dataclass(frozen=True)
 class Entry:
-    """A recipe with what `hardmix recipes` says of it."""
+    """A recipe and what `hardmix recipes` prints about it."""
 
     build: Callable[[MethodName, bool], PretrainConfig]
     place: str
@@ -92,17 +92,17 @@ RECIPES: dict[str, Entry] = {
         imagenet1k,
         "Table 2, App. C.1",
         "linear top-1: MoCo-v2 67.9, MoCHi 67.6 (its gains are in transfer: VOC AP50 82.5, 82.7)",
-        "6-7 days on 4 V100",
+        "6-7 days on 4 V100s",
     ),
     "cifar10": Entry(
         cifar10,
-        "ours",
+        "not in the paper",
         "k-NN: raw pixels 41.5, MoCo-v2 61.7, MoCHi 61.2 (one seed, docs/results.md)",
         "35 minutes on 2 CPU cores",
     ),
     "demo": Entry(
         demo,
-        "ours",
+        "not in the paper",
         "k-NN after 16 epochs: raw pixels 12.7, MoCo-v2 72.4, MoCHi 74.3 (docs/results.md)",
         "2 minutes on 2 CPU cores",
     ),
@@ -110,13 +110,13 @@ RECIPES: dict[str, Entry] = {
 
 
 def _with_method(config: PretrainConfig, method: MethodName) -> PretrainConfig:
-    """The settings that make the method; most need none but the recipe's."""
+    """Return the recipe's config for a method, with the method's preset if it has one."""
     preset = PRESETS.get(method)
     return replace(config if preset is None else preset(config), method=method)
 
 
 def _moco_v1(config: PretrainConfig) -> PretrainConfig:
-    """Official MoCo's first version."""
+    """Return the settings of official MoCo's first version."""
     epochs = config.train.epochs
     return replace(
         config,
@@ -130,7 +130,10 @@ def _moco_v1(config: PretrainConfig) -> PretrainConfig:
 
 
 def _supervised(config: PretrainConfig) -> PretrainConfig:
-    """The paper does not give its recipe: views and learning rate of PyTorch's ImageNet example."""
+    """Return the augmentation and learning rate of PyTorch's ImageNet example.
+
+    The paper does not describe how it trained its supervised network.
+    """
     return replace(
         config,
         data=replace(config.data, augmentation="plain"),
@@ -142,4 +145,4 @@ PRESETS: dict[MethodName, Callable[[PretrainConfig], PretrainConfig]] = {
     "moco-v1": _moco_v1,
     "supervised": _supervised,
 }
-"""What a method changes in every recipe."""
+"""How a method changes the settings of every recipe."""

@@ -1,4 +1,4 @@
-"""Where images are, said so that it holds in whichever folder a later command is started."""
+"""Absolute paths of images, so that a run can be evaluated from any folder."""
 
 import os
 import re
@@ -6,14 +6,14 @@ from contextlib import suppress
 from pathlib import Path
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
-"""How a URL or a command ("pipe:") begins."""
+"""The beginning of a URL or of a command ("pipe:")."""
 _HUB = "hf:"
 
 
 def absolute_root(root: str | None) -> str | None:
-    """`data.root` from the top of the file system: a folder, a file, or a pattern of shards.
+    """Return `data.root` as an absolute path: of a folder, a file, or a pattern of shards.
 
-    URLs, commands and names on a hub stay as they are, and so do patterns that begin with a choice.
+    URLs, commands, names on a hub, and patterns that begin with a choice are left unchanged.
     """
     if root is None or "::" in root:
         return root and "::".join(absolute_root(part) or part for part in root.split("::"))
@@ -26,22 +26,22 @@ def absolute_root(root: str | None) -> str | None:
 
 
 def root_near(root: str | None, run: Path) -> str | None:
-    """A relative `data.root` of an older run: from here, or from a folder above the run."""
+    """Return an older run's relative `data.root` as it exists from here or above the run."""
     whole = absolute_root(root)
     if root is None or whole is None or whole == root or _is_there(whole):
         return whole
-    above = run.resolve().parents[:-1]  # not "/": /data is hardly what "data" meant
+    above = run.resolve().parents[:-1]  # not "/": "data" is unlikely to mean /data
     near = (str(folder / root) for folder in above)
     return next(filter(_is_there, near), root)
 
 
 def _absolute(path: str) -> str:
-    with suppress(OSError):  # the folder we are in may be gone
+    with suppress(OSError):  # the current folder may have been deleted
         return str(Path(path).absolute())
     return path
 
 
 def _is_there(path: str) -> bool:
-    """Of a pattern, whether the folder of its files is."""
+    """Return whether a path exists; for a pattern, whether the folder of its files does."""
     fixed, brace, _ = path.partition("{")
     return os.path.isdir(os.path.dirname(fixed)) if brace else os.path.exists(path)

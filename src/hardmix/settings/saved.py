@@ -1,4 +1,4 @@
-"""Settings in a file: read with checks, and compared with those a resumed run is given."""
+"""Settings saved to a file: read with checks, and compared when a run is resumed."""
 
 import dataclasses
 import json
@@ -18,23 +18,23 @@ Config = TypeVar("Config")
 FACTS: dict[str, SettingFacts] = {
     name: facts for name, facts in facts_of(PretrainConfig).items() if name != "options"
 }
-"""Of every shared setting of a run, by its dotted name; `own_facts` has those of a method."""
+"""Facts about every shared setting, by dotted name; `own_facts` has those of a method."""
 
 MAY_CHANGE = frozenset(name for name, facts in FACTS.items() if facts.resume)
-"""Settings that may differ when a run is resumed. A folder may move: its images are compared."""
+"""Settings that may differ when a run is resumed. A folder may move: the images are compared."""
 
 MUST_MATCH = FACTS.keys() - MAY_CHANGE
-"""Settings that may not: with others it would be another run."""
+"""Settings that may not differ when a run is resumed: it would be another run."""
 
 MAY_DIFFER = frozenset(name for name, facts in FACTS.items() if not facts.identity)
-"""Settings that change nothing in what is trained: runs that differ in them alone are compared."""
+"""Settings that do not affect what is trained: runs that differ only in these are comparable."""
 
 LABELS = {name: facts.label for name, facts in FACTS.items() if facts.label}
-"""How tables and figures tell two runs apart, in the order in which it is written."""
+"""How tables and figures label runs by a setting, in this order."""
 
 
 def own_facts(method: object) -> dict[str, SettingFacts]:
-    """Of the settings that only this method has, by their dotted names ("NAME.setting")."""
+    """Return the facts about a method's own settings, by dotted name ("NAME.setting")."""
     known = METHOD_FACTS.get(method) if isinstance(method, str) else None
     if known is None or known.options is None:
         return {}
@@ -42,12 +42,12 @@ def own_facts(method: object) -> dict[str, SettingFacts]:
 
 
 def to_json(config: Any) -> bytes:
-    """A config as readable JSON."""
+    """Return a config as indented JSON."""
     return (json.dumps(dataclasses.asdict(config), indent=2) + "\n").encode()
 
 
 def read_config(file: Path) -> PretrainConfig:
-    """A saved config, checked like one from the command line."""
+    """Read a saved config and check it like one from the command line."""
     try:
         values = read_json(file)
     except OSError as error:
@@ -58,7 +58,7 @@ def read_config(file: Path) -> PretrainConfig:
 
 
 def read_json(file: Path) -> Any:
-    """Any JSON file; OSError or ValueError where it is none (nested too deeply counts as none)."""
+    """Read a JSON file; raises OSError or ValueError, also if it is nested too deeply."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except RecursionError as error:
@@ -66,12 +66,12 @@ def read_json(file: Path) -> Any:
 
 
 def build_config(values: Any, where: str) -> PretrainConfig:
-    """A config from what its file holds; `where` is what an error calls the place."""
+    """Build a config from the contents of its file; errors refer to it as `where`."""
     return _build(PretrainConfig, values, where)
 
 
 def _options(values: Any, method: Any, where: str) -> Any:
-    """A method's own settings; None where it has none, or nothing was said of them."""
+    """Build a method's own settings; None if it has none or none are saved."""
     facts = METHOD_FACTS.get(method) if isinstance(method, str) else None
     if values is None or facts is None or facts.options is None:
         return values
@@ -79,14 +79,14 @@ def _options(values: Any, method: Any, where: str) -> Any:
 
 
 def _build(kind: type[Config], values: Any, where: str) -> Config:
-    """A dataclass from plain values: unknown names and wrong kinds are refused by name."""
+    """Build a dataclass from plain values; unknown names and wrong types raise InputError."""
     if not isinstance(values, dict):
-        raise InputError(f"{where} holds {values!r}: settings by name are needed there.")
+        raise InputError(f"{where} is {values!r}, but must be an object of settings by name.")
     hints = typing.get_type_hints(kind)
     unknown = sorted(set(values) - set(hints))
     if unknown:
         raise InputError(
-            f"{where} has an unknown setting {unknown[0]!r}: known are {sorted(hints)}."
+            f"{where} has an unknown setting {unknown[0]!r}: the known ones are {sorted(hints)}."
         )
     built = {}
     for name, value in values.items():
@@ -98,7 +98,7 @@ def _build(kind: type[Config], values: Any, where: str) -> Config:
         else:
             built[name] = tuple(value) if isinstance(value, list) else value
             if not _fits(built[name], hint):
-                raise InputError(f"{place}={value!r} is not of the kind {hint}.")
+                raise InputError(f"{place}={value!r} must be of type {hint}.")
     return kind(**built)
 
 
@@ -118,12 +118,12 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def settings(config: PretrainConfig) -> dict[str, Any]:
-    """Every setting by its name on the command line: "train.epochs" and so on."""
+    """Return every setting of a config by its dotted name, such as "train.epochs"."""
     return flatten(dataclasses.asdict(config))
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A saved config's settings by their dotted names; a method's own are "NAME.setting"."""
+    """Return a saved config's settings by dotted name; a method's own are "NAME.setting"."""
     found: dict[str, Any] = {}
     for group, value in config.items():
         if group == "options":
@@ -136,7 +136,7 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def recorded(config: Mapping[str, Any]) -> dict[str, Any]:
-    """As `flatten`; settings that are younger than the file have their defaults."""
+    """Like `flatten`, with defaults for settings that are newer than the file."""
     found = flatten(config)
     return found | {name: LATER[name] for name in LATER.keys() - found.keys()} if found else {}
 
@@ -146,13 +146,13 @@ LATER: dict[str, Any] = {
     for name, value in settings(PretrainConfig()).items()
     if name in FACTS and FACTS[name].later
 }
-"""Settings that runs of older versions do not record, with what they did."""
+"""Settings that runs of older versions do not record, with the values those runs used."""
 
 
 def check_same_run(old: PretrainConfig, new: PretrainConfig, fixed: Set[str] | None = None) -> None:
-    """Refuse to resume with other settings than the run's, but for those that may change.
+    """Raise InputError if a resumed run is given settings that must not change.
 
-    `fixed` are those that may not; unset: all but `MAY_CHANGE`.
+    `fixed` names those that must not; None means all except `MAY_CHANGE`.
     """
     before, after = settings(old), settings(new)
     facts = FACTS | own_facts(old.method)
@@ -160,6 +160,6 @@ def check_same_run(old: PretrainConfig, new: PretrainConfig, fixed: Set[str] | N
         free = facts[name].resume if fixed is None else name not in fixed
         if value != after[name] and not free:
             raise InputError(
-                f"{name} cannot change from {value} to {after[name]} on --resume: it would be"
-                " another run; leave it out, or start one in another folder."
+                f"{name} cannot change from {value} to {after[name]} when a run is resumed: omit"
+                " it, or start a new run in another folder."
             )

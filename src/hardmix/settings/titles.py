@@ -1,4 +1,4 @@
-"""What people call methods and evaluations. Imports no torch: tables, pages and help need it."""
+"""Titles of methods and evaluations. Imports no torch: tables, pages and help need them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ STEPS_TO_V2 = {
     "MLP": ("model.head", "mlp"),
     "augmentation": ("data.augmentation", "moco-v2"),
 }
-"""What MoCo-v2 adds to MoCo (App. B.1): the setting and its value."""
+"""What MoCo-v2 adds to MoCo (App. B.1): setting and value."""
 
 COUNTS = ("mix.num_hardest", "mix.num_pairs", "mix.num_with_query")
 """N, s, s'."""
@@ -23,27 +23,27 @@ EVALUATION_TITLES = {
     "detection": "Detection",
     "embedding": "Embedding space",
 }
-"""Kinds of results in RUN/results, those that hold an accuracy first, the paper's own before all.
-A file is named by its kind, and what tells it from its like follows: finetune-0.1.json."""
+"""Kinds of results in RUN/results: the paper's own first, then others with an accuracy, then the
+rest. A file's name begins with its kind; a suffix distinguishes it: finetune-0.1.json."""
 
 NO_TOP1 = ("finetune", "detection", "embedding")
-"""Kinds without one accuracy for a run: several files, average precisions, losses."""
+"""Kinds without a single accuracy per run: several files, average precisions, losses."""
 
 
 def accuracy_titles() -> dict[str, str]:
-    """Kinds of results that are one accuracy of a run, and what a column or axis calls it."""
+    """Return the kinds with a single accuracy per run, and their titles in columns and axes."""
     known = {name: title for name, title in EVALUATION_TITLES.items() if name not in NO_TOP1}
     return {name: f"{title} top-1" for name, title in known.items()}
 
 
 def evaluation_kind(name: str) -> str:
-    """Which of `EVALUATION_TITLES` a result file is, by its name; its own name if it is none."""
+    """Return the key of `EVALUATION_TITLES` that a result's name belongs to, or the name."""
     fitting = [kind for kind in EVALUATION_TITLES if name == kind or name.startswith(f"{kind}-")]
     return max(fitting, key=len, default=name)
 
 
 def evaluation_title(name: str) -> str:
-    """A result file's name in words."""
+    """Return the title of a result file, given its name."""
     kind = evaluation_kind(name)
     title = EVALUATION_TITLES.get(kind, name)
     share, _, start = name.removeprefix("finetune-").partition("-")
@@ -54,10 +54,9 @@ def evaluation_title(name: str) -> str:
 
 
 def method_title(settings: Mapping[str, Any]) -> str:
-    """The paper's name of what was trained: MoCHi (N, s, s'), MoCo + MLP, MoCo-v2 oracle.
+    """Return the paper's name for a run: MoCHi (N, s, s'), MoCo + MLP, MoCo-v2 oracle.
 
-    `settings` by their dotted names; of older versions some may be missing, and they are not
-    guessed.
+    `settings` are given by dotted name; those that older versions do not record are shown as "?".
     """
     method = settings.get("method", "unknown method")
     if not isinstance(method, str) or method not in METHOD_FACTS:
@@ -74,7 +73,7 @@ def method_title(settings: Mapping[str, Any]) -> str:
 
 
 def _steps(method: str, settings: Mapping[str, Any]) -> str:
-    """What is added to MoCo, or missing from MoCo-v2."""
+    """Return what the settings add to MoCo, or lack of MoCo-v2."""
     there = {
         step: settings.get(name, value) == value for step, (name, value) in STEPS_TO_V2.items()
     }
