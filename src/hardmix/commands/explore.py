@@ -33,7 +33,7 @@ def explore(arguments: list[str]) -> None:
         (
             "similarity",
             Annotated[float, Help(help="Smallest cosine similarity of near-duplicates.")],
-            field(default=0.9),
+            field(default=0.8),
         ),
         (
             "edges",
