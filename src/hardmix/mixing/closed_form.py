@@ -47,16 +47,19 @@ def evaluate_plan(
     positive: Float[Tensor, " batch"],
     through_query: bool = False,
     num_pairs: int | None = None,
+    every_point: bool = False,
 ) -> Points:
     """Sec. 4: the similarities of a plan's points and their query, and how they depend on it.
 
     `real` is q.n, `positive` q.k. `through_query` counts the query inside h' as a variable too.
-    `num_pairs` is known of plans whose first columns mix two rows, and all others none.
+    `num_pairs` is known of plans whose first columns mix two rows, and all others one;
+    `every_point`, that every point could be made.
     """
     given = plan.base.shape[1]
     if num_pairs is None:
         plan, num_pairs = _pairs_first(plan)
-    base, share = plan.base.clamp(min=0), plan.share.to(real.dtype)
+    base = plan.base if every_point else plan.base.clamp(min=0)
+    share = plan.share.to(real.dtype)
     rows, rest = slice(num_pairs), slice(num_pairs, None)
     pairs = _mixed_pairs(base[:, rows], plan.partner[:, rows], share[:, rows], negatives, real)
     others = _mixed_with_one(
@@ -72,10 +75,11 @@ def evaluate_plan(
     similarity, from_base, from_partner = (
         torch.cat(parts, dim=1) for parts in zip(pairs, others, strict=True)
     )
-    no_point = plan.base == NO_POINT
-    logit = similarity = similarity.masked_fill_(no_point, -torch.inf)
+    if not every_point:
+        similarity = similarity.masked_fill_(plan.base == NO_POINT, -torch.inf)
+    logit = similarity
     if plan.scale is not None:
-        logit = (similarity * plan.scale).masked_fill_(no_point, -torch.inf)
+        logit = (similarity * plan.scale).masked_fill_(plan.base == NO_POINT, -torch.inf)
         from_base, from_partner = from_base * plan.scale, from_partner * plan.scale
     if similarity.shape[1] > given:
         similarity = torch.maximum(similarity[:, :given], similarity[:, given:])

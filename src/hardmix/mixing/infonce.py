@@ -107,8 +107,9 @@ def contrast(
             with torch.no_grad():
                 positive, points = (query * key).sum(dim=1), None
                 if plan is not None:
+                    known = num_pairs, every_point
                     points = evaluate_plan(
-                        plan, key, negatives, real, positive, through_query, num_pairs
+                        plan, key, negatives, real, positive, through_query, *known
                     )
             per_query = _InfoNCE.apply(
                 query, key, negatives, positive, real, points, temperature, exclude, overwrite

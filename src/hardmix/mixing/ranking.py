@@ -3,6 +3,9 @@
 Axes: batch, width (negatives), N. A position is a slot of the queue.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +19,8 @@ CHUNK_ELEMENTS = 2**22
 DEVICE_CHUNK_ELEMENTS = 2**28
 """The same elsewhere, where each launch costs: 1 GiB in float32."""
 
+WORTH_THREADS = 2**20
+"""Numbers that take a thread a few milliseconds to rank: more than to start another."""
 
 Largest = tuple[Int[Tensor, "batch N"], Int[Tensor, " batch"]]
 """Positions of each row's largest, ascending, then -1 if fewer are above -inf; how many are."""
@@ -61,10 +66,43 @@ def largest(values: Float[Tensor, "batch width"], number: int, all_there: bool =
 
 
 def _by_partition(values: Float[Tensor, "batch width"], number: int) -> Largest:
-    """Rule out most by a lower bound of the smallest one wanted, and partition what is left."""
-    array = values.numpy()
+    """By NumPy, a part of the rows in each of PyTorch's threads: it lets go of the interpreter."""
+    array, maxima = values.numpy(), _block_maxima(values, number).numpy()
+    threads = min(torch.get_num_threads(), len(array)) if array.size > WORTH_THREADS else 1
+    if threads == 1:
+        found = [_partition(array, maxima, number)]
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            several = np.array_split(array, threads), np.array_split(maxima, threads)
+            found = list(pool.map(_partition, *several, repeat(number)))
+    positions = joined([torch.from_numpy(each) for each, _ in found])
+    return positions, joined([torch.from_numpy(each) for _, each in found])
+
+
+def _block_maxima(values: Float[Tensor, "batch width"], number: int) -> Float[Tensor, "batch some"]:
+    """Maxima of blocks, a third more than `number`; these are strided: one elementwise pass."""
+    width = values.shape[1]
+    per_block = max(1, 3 * width // (4 * number))
+    blocks = width // per_block
+    in_blocks = values[:, : per_block * blocks].unflatten(1, (per_block, blocks))
+    maxima: Tensor = in_blocks.amax(dim=1)
+    rest = values[:, per_block * blocks :]
+    if bool(maxima.amax().isnan()) or bool(rest.isnan().any()):
+        raise InputError("similarity holds NaN: it cannot be ranked; look at the encoder's output.")
+    return maxima
+
+
+def _partition(
+    array: NDArray[np.floating], maxima: NDArray[np.floating], number: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rule out most by a lower bound of the smallest one wanted, and partition what is left.
+
+    Maxima of blocks are values of the row, so the `number`-th of them is such a bound; about 1.8
+    times as many values reach it.
+    """
     batch, width = array.shape
-    chosen = np.flatnonzero(array >= _lower_bound(values, number))
+    bound = np.partition(maxima, -number, axis=1)[:, -number, None]
+    chosen = np.flatnonzero(array >= np.maximum(bound, np.finfo(array.dtype).min))
     starts = np.searchsorted(chosen, width * np.arange(batch + 1))
     counts = np.diff(starts)
     # One line of candidates for each row, in slot order, padded with -inf.
@@ -83,24 +121,4 @@ def _by_partition(values: Float[Tensor, "batch width"], number: int) -> Largest:
     positions = np.full((batch, number), -1)
     positions[np.arange(number) < counts[:, None]] = chosen
     positions -= np.where(positions < 0, 0, width * np.arange(batch)[:, None])
-    return torch.from_numpy(positions), torch.from_numpy(counts)
-
-
-def _lower_bound(values: Float[Tensor, "batch width"], number: int) -> NDArray[np.floating]:
-    """For each row a number that at least `number` values reach, or all that are above -inf.
-
-    The maxima of blocks are values of the row, so the `number`-th of them is such. With a third
-    more blocks than wanted, less than twice as many values reach it. Blocks are strided: their
-    maxima are one elementwise pass.
-    """
-    width = values.shape[1]
-    per_block = max(1, 3 * width // (4 * number))
-    blocks = width // per_block
-    in_blocks = values[:, : per_block * blocks].unflatten(1, (per_block, blocks))
-    maxima = in_blocks.amax(dim=1).numpy()
-    rest = values[:, per_block * blocks :]
-    if np.isnan(maxima.max()) or bool(rest.isnan().any()):
-        raise InputError("similarity holds NaN: it cannot be ranked; look at the encoder's output.")
-    least = np.partition(maxima, -number, axis=1)[:, -number, None]
-    bound: NDArray[np.floating] = np.maximum(least, np.finfo(maxima.dtype).min)
-    return bound
+    return positions, counts
