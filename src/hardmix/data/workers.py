@@ -6,6 +6,7 @@ them: workers that died first would take the last checkpoint with them.
 
 import atexit
 import math
+import multiprocessing
 import signal
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -46,6 +47,7 @@ class WorkerPool(Generic[Job, Result]):
             worker_init_fn=_start_worker,
             pin_memory=device.type == "cuda",
             timeout=STUCK if workers else 0,
+            multiprocessing_context=_context() if workers else None,
         )
         # At exit multiprocessing waits for its children, after sending a SIGTERM that ours ignore.
         atexit.register(_close, weakref.ref(self))
@@ -98,6 +100,15 @@ def dead_workers_named() -> Iterator[None]:
                 " stuck, or data.workers is too low for images of this size."
             ) from error
         raise
+
+
+def _context() -> str | None:
+    """Children of this very process, where that can be.
+
+    A fork server between the two, Python 3.14's way, would die by a signal to the whole job, and
+    workers whose parent is gone end without a word.
+    """
+    return "fork" if "fork" in multiprocessing.get_all_start_methods() else None
 
 
 class _Jobs(Dataset[Any]):
