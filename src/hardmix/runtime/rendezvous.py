@@ -102,6 +102,8 @@ class LostProcessError(UnfinishedError):
 class FailedProcessError(LostProcessError, InputError):
     """Another process has failed with an error of its own: to resume would fail again."""
 
+    status = InputError.status
+
 
 @contextmanager
 def losses_named() -> Iterator[None]:
