@@ -7,11 +7,10 @@ import difflib
 import math
 import operator
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from hardmix.errors import InputError
 
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
 
 UNIT_TOLERANCE = 1e-3
 """How far from 1 a vector's length may be; ten times this for half-precision vectors."""
-
-SHORTEST, LONGEST = 1e-12, 1e15
-"""Lengths that PyTorch's normalize takes as they are; squares of others may overflow or vanish."""
 
 
 def check_similarity(similarity: Tensor) -> None:
@@ -208,69 +204,8 @@ def wants_check(check: bool | None, vectors: Tensor) -> bool:
     return vectors.device.type == "cpu" if check is None else check
 
 
-def unit_vectors(
-    name: str, value: Tensor, dtype: torch.dtype | None = None, check: bool | None = None
-) -> Tensor:
-    """The vectors at unit length, in float32 or better; those without a direction are refused.
-
-    Where nobody looks (`wants_check`), these become NaN.
-    """
-    if dtype is None:
-        dtype = torch.promote_types(value.dtype, torch.float32)
-    value = value.to(torch.promote_types(value.dtype, torch.float32))
-    if value.device.type != "cpu" or torch.compiler.is_compiling():
-        if wants_check(check, value):
-            _check_directions(name, value)
-        return at_unit_length(value).to(dtype)
-    length = torch.linalg.vector_norm(value.detach(), dim=1, keepdim=True)
-    shortest, longest = (float(each) for each in torch.aminmax(length)) if len(value) else (1, 1)
-    if not (shortest > SHORTEST and longest < LONGEST):  # of NaN neither is true
-        if wants_check(check, value):
-            _check_directions(name, value)
-        return at_unit_length(value).to(dtype)
-    if value.requires_grad and torch.is_grad_enabled():
-        return normalize(value, dim=1).to(dtype)
-    rounding = 4 * torch.finfo(value.dtype).eps
-    if longest - 1 <= rounding and 1 - shortest <= rounding:
-        return value.to(dtype)
-    unit: Tensor = (value / length).to(dtype)
-    return unit
-
-
-def at_unit_length(value: Tensor) -> Tensor:
-    """The vectors at unit length, whatever it was; NaN where they are not finite, or zero."""
-    unit: Tensor = _UnitLength.apply(value)
-    return unit
-
-
-class _UnitLength(torch.autograd.Function):
-    """x / |x| and its gradient, in few launches."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        if value.dtype == torch.float32:  # no square of these overflows or vanishes in float64
-            length = torch.linalg.vector_norm(value, dim=1, keepdim=True, dtype=torch.float64)
-        else:
-            largest = value.abs().amax(dim=1, keepdim=True)
-            length = torch.linalg.vector_norm(value / largest, dim=1, keepdim=True) * largest
-        unit = _divided(value, length)
-        ctx.save_for_backward(unit, length)
-        return unit
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        check_once_differentiated()
-        unit, length = ctx.saved_tensors
-        along = (gradient * unit).sum(dim=1, keepdim=True)
-        return _divided(torch.addcmul(gradient, along, unit, value=-1), length)
-
-
-def _divided(value: Tensor, length: Tensor) -> Tensor:
-    """By a length in float64, in one launch, without changing the dtype."""
-    return torch.div(value, length, out=torch.empty_like(value))
-
-
-def _check_directions(name: str, value: Tensor) -> None:
+def check_directions(name: str, value: Tensor) -> None:
+    """Refuse vectors that point nowhere."""
     check_finite(**{name: value})
     zero = (value.detach() == 0).all(dim=1)
     if bool(zero.any()):

@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hardmix.errors import InputError
-from hardmix.mixing.checks import check_finite, check_labels, unit_vectors
+from hardmix.mixing.checks import check_finite, check_labels
+from hardmix.mixing.unit_length import unit_vectors
 
 CHUNK = 4096
 """Features compared at once: two chunks of 2048 dimensions and their products are 0.13 GB."""

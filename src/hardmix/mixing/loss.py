@@ -22,13 +22,13 @@ from hardmix.mixing.checks import (
     check_plan_rows,
     check_shapes,
     check_temperature,
-    unit_vectors,
     wants_check,
 )
 from hardmix.mixing.infonce import Contrast, contrast
 from hardmix.mixing.plans import Embeddings, MixPlan, Strategy
 from hardmix.mixing.queue import MemoryQueue
 from hardmix.mixing.ranking import in_one_piece
+from hardmix.mixing.unit_length import unit_vectors
 from hardmix.mixing.variants import (
     OUR_FUNCTIONS,
     STRATEGIES,

@@ -16,8 +16,8 @@ from hardmix.mixing.checks import (
     check_choice,
     check_labels,
     check_whole,
-    unit_vectors,
 )
+from hardmix.mixing.unit_length import unit_vectors
 from hardmix.settings.config import QueueStart
 
 UNKNOWN = -1

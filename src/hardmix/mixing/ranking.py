@@ -19,7 +19,7 @@ CHUNK_ELEMENTS = 2**22
 DEVICE_CHUNK_ELEMENTS = 2**28
 """The same elsewhere, where each launch costs: 1 GiB in float32."""
 
-WORTH_THREADS = 2**20
+WORTH_THREADS = 2**18
 """Numbers that take a thread a few milliseconds to rank: more than to start another."""
 
 Largest = tuple[Int[Tensor, "batch N"], Int[Tensor, " batch"]]
