@@ -21,7 +21,7 @@ from hardmix.evaluation.features import Features, TrainedEncoder, extract, load_
 from hardmix.runs.folder import Run, versions
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say, visible, warn
-from hardmix.runtime.device import Compute, choose_compute
+from hardmix.runtime.device import choose_compute
 from hardmix.runtime.distributed import agree_on_max
 from hardmix.settings.config import DataConfig
 
@@ -61,8 +61,8 @@ def features_of(
 ) -> tuple[Features, ImageSet]:
     """Features of every training image of a data set, and the set.
 
-    In float32: they leave the program, and are then what the encoder gives on any machine. They
-    are kept in RUN/features, and used again while encoder and images are the same.
+    In float32: they leave the program, and are then what the encoder gives on any machine. They are
+    kept in RUN/features, and used again while encoder and images are the same.
     """
     encoder = encoder or load_encoder(run, or_checkpoint=True)
     if data.channels != encoder.channels:
@@ -72,7 +72,7 @@ def features_of(
         )
     images = open_images(data, "train")
     compute = choose_compute(precision="fp32")
-    mark = _mark(encoder, images, data, compute)
+    mark = _mark(encoder, images, data)
     file = kept_file(run, data)
     kept = _read_kept(file, mark)
     if agree_on_max(int(kept is None)) == 0 and kept is not None:
@@ -92,7 +92,7 @@ def kept_file(run: Path, data: DataConfig) -> Path:
     return Run(run).path / "features" / f"{word[:60] or name}-train-{place}.safetensors"
 
 
-def _mark(encoder: TrainedEncoder, images: ImageSet, data: DataConfig, compute: Compute) -> str:
+def _mark(encoder: TrainedEncoder, images: ImageSet, data: DataConfig) -> str:
     """Changes with everything that features depend on; of files also with the time of writing."""
     digest = hashlib.sha256(fingerprint(images).encode())
     for file in images.files or ():
@@ -103,7 +103,7 @@ def _mark(encoder: TrainedEncoder, images: ImageSet, data: DataConfig, compute: 
     for name, tensor in encoder.state_dict().items():
         digest.update(name.encode())
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    rest = encoder.backbone, encoder.image_size, data.image_size, images.max_pixels, compute.bf16
+    rest = encoder.backbone, encoder.image_size, data.image_size, images.max_pixels
     digest.update(repr((*rest, versions()["hardmix"])).encode())
     return digest.hexdigest()
 
