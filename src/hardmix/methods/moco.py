@@ -233,7 +233,8 @@ class Moco(Method):
 
     def _enqueue(self, batch: Batch, keys: list[Tensor]) -> None:
         rows = torch.cat(keys), batch.labels, batch.ids
-        self.memory.enqueue(*gather_batch(self.config.train.accumulate, *rows))
+        gathered = gather_batch(self.config.train.accumulate, *rows)
+        self.memory.enqueue(*gathered, normalised=True)
 
     def _shuffle(self, number: int, at: TrainingPosition) -> Tensor:
         """One order for the batch of all processes: the seed is the same on each."""
@@ -246,4 +247,4 @@ def _contrast(
     loss: MochiLoss, *embeddings: Any, mix: bool, generator: torch.Generator
 ) -> tuple[Contrast, MixPlan | None]:
     """The loss as a step calls it: what train.compile=all translates."""
-    return loss.contrast(*embeddings, mix=mix, generator=generator)
+    return loss.contrast(*embeddings, mix=mix, generator=generator, check=False)
