@@ -75,7 +75,10 @@ def test_a_name_that_no_disk_takes_is_refused(arguments, tmp_path, monkeypatch, 
     [
         (["toy", "--dim", 10**25], "toy.dim=10000000000000000000000000 must be between"),
         (["toy", "--seed", 10**25], "toy.seed=10000000000000000000000000 must be at least 0"),
-        (["sweep", "table1", "--out", "S", "--seeds", 10**12], "--seeds must be between 1 and 1000"),
+        (
+            ["sweep", "table1", "--out", "S", "--seeds", 10**12],
+            "--seeds must be between 1 and 1000",
+        ),
         (["linear", "RUN", "--seeds", 10**400], "--seeds 1e400 is not between 1 and 1000"),
         (["linear", "RUN", "--preset", "imagenet100", "--lr", 1e308], "linear.lr=1e+308"),
         (["finetune", "RUN", "--weight-decay", -1], "finetune.weight_decay=-1.0"),
