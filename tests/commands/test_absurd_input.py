@@ -1,5 +1,6 @@
 """Absurd settings, names and files end in one sentence, before they cost time or memory."""
 
+import dataclasses
 import errno
 
 import pytest
@@ -7,8 +8,11 @@ import torch
 
 from hardmix.commands import main as cli
 from hardmix.errors import InputError
+from hardmix.models.backbones import build_backbone
+from hardmix.runs.folder import Run
 from hardmix.settings.config import ModelConfig, PretrainConfig, TrainConfig
 from hardmix.settings.detection_options import schedule_of, with_batch
+from hardmix.settings.recipes import RECIPES
 from hardmix.training.setup import check_queue_fits
 
 LONG = "n" * 256
@@ -64,6 +68,33 @@ def test_a_name_that_no_disk_takes_is_refused(arguments, tmp_path, monkeypatch, 
     assert code == 2
     assert LONG in shown.replace("\n", "")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["toy", "--dim", 10**25], "toy.dim=10000000000000000000000000 must be between"),
+        (["toy", "--seed", 10**25], "toy.seed=10000000000000000000000000 must be at least 0"),
+        (
+            ["sweep", "table1", "--out", "S", "--seeds", 10**12],
+            "--seeds must be between 1 and 1000",
+        ),
+        (["linear", "RUN", "--seeds", 10**400], "--seeds 1e400 is not between 1 and 1000"),
+        (["linear", "RUN", "--preset", "imagenet100", "--lr", 1e308], "linear.lr=1e+308"),
+        (["finetune", "RUN", "--weight-decay", -1], "finetune.weight_decay=-1.0"),
+        (["neighbours", "RUN", "x.png", "--out", ""], "--out . is a folder"),
+    ],
+    ids=lambda each: " ".join(map(str, each))[:20] if isinstance(each, list) else "",
+)
+def test_absurd_options_of_other_commands(arguments, words, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    config = RECIPES["demo"].build("mochi", False)
+    data = dataclasses.replace(config.data, num_images=200)
+    run = Run.create(tmp_path / "RUN", dataclasses.replace(config, data=data))
+    run.write_encoder(build_backbone("small").trunk, config)
+    code, shown = command(capfd, *arguments)
+    assert code == 2
+    assert words in shown
 
 
 @pytest.mark.parametrize("brackets", ["[" * 200_000, '{"a":' * 200_000])

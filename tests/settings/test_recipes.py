@@ -15,6 +15,7 @@ from hardmix.settings.config import (
     PretrainConfig,
     TrainConfig,
 )
+from hardmix.settings.evaluation_options import FinetuneConfig
 from hardmix.settings.recipes import RECIPES
 from hardmix.settings.saved import read_config, to_json
 
@@ -92,6 +93,15 @@ def test_moco_v1_differs_from_v2_in_head_views_schedule_and_temperature():
             ["train.batch_size=1e400 must be at least 1 and below 2^63."],
         ),
         (lambda: TrainConfig(batch_size=-(10**400)), ["train.batch_size=-1e400"]),
+        (
+            lambda: OptimizerConfig(lr=1e308),
+            ["lr=1e+308", "finite number above 0 and at most 1e30"],
+        ),
+        (lambda: OptimizerConfig(lr=float("-inf")), ["lr=-inf must be a finite number above 0."]),
+        (
+            lambda: FinetuneConfig(weight_decay=-1.0),
+            ["finetune.weight_decay=-1.0 must be at least"],
+        ),
         (lambda: DataConfig(channels=17), ["data.channels=17", "between 1 and 16"]),
         (lambda: DataConfig(min_scale=2.0), ["data.min_scale=2.0"]),
         (lambda: ModelConfig(key_momentum=1.5), ["model.key_momentum=1.5"]),

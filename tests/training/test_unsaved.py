@@ -66,7 +66,7 @@ def test_checkpoints_that_find_no_room_are_said_once_and_end_in_74(tmp_path, mon
     assert shown.count("warning") == shown.count("no checkpoint at step 12") == 1
     assert "The checkpoint of step 6 is kept." in shown
     for words in (
-        "encoder.safetensors is whole",
+        "encoder.safetensors is complete",
         "its last checkpoint (No space left on device)",
         "The checkpoint of step 6 is kept.",
         f"hardmix pretrain --out '{tmp_path}/my run' --resume continues from step 6.",

@@ -1,6 +1,6 @@
 """Commands that draw: the paper's figures for runs, its toy sphere, and the report."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +8,7 @@ import tyro
 
 from hardmix.commands.options import Help, parse
 from hardmix.errors import InputError
+from hardmix.settings.bounds import check_at_least, check_between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,11 @@ def analyze(arguments: list[str]) -> None:
 def toy(arguments: list[str]) -> None:
     """Draw Fig. 1: synthetic points on a toy sphere."""
     options = parse(Toy, "toy", arguments)
+    counts = [each.name for each in fields(options) if each.name not in ("out", "seed")]
+    check_between(
+        options, "toy", 0, 10**6, *counts
+    )  # one by one they are judged where they are used
+    check_at_least(options, "toy", seed=0)
     from hardmix.analysis.analyze import toy as draw
 
     draw(**asdict(options))

@@ -28,6 +28,8 @@ def show_neighbours(
     """The images nearest to one, as a contact sheet: it comes first, then the most similar."""
     if number < 1:
         raise InputError(f"--number {number} is below 1: it counts the images to show.")
+    if out.is_dir():
+        raise InputError(f"--out {out} is a folder: name the file of the contact sheet.")
     encoder = load_encoder(run, or_checkpoint=True)
     with torch.no_grad():
         asked = encoder(encoder.preprocess(image)[None])

@@ -255,6 +255,13 @@ def uniform_numbers(
     device, rows = hardest.positions.device, len(hardest.positions)
     if generator is None:
         return torch.rand(rows, columns, dtype=dtype, device=device)
+    return _drawn_from(generator, rows, columns, dtype, device)
+
+
+@torch.compiler.disable  # generators cannot be compiled: the graph is in two parts around it
+def _drawn_from(
+    generator: torch.Generator, rows: int, columns: int, dtype: torch.dtype, device: torch.device
+) -> Float[Tensor, "rows columns"]:
     if isinstance(generator, RowsGenerator):
         return generator.uniform_rows(rows, columns, dtype, device)
     uniform = torch.empty(rows, columns, dtype=dtype, device=generator.device)

@@ -7,8 +7,8 @@ from typing import Any
 
 from hardmix.errors import InputError
 
-LARGEST = 2**63 - 1
-"""Largest integer setting: the largest int64."""
+LARGEST, LARGEST_FLOAT = 2**63 - 1, 1e30
+"""Largest integer setting (int64), and largest float: float32 arithmetic still works with it."""
 
 
 def check_above(config: object, prefix: str, **limits: float) -> None:
@@ -17,7 +17,8 @@ def check_above(config: object, prefix: str, **limits: float) -> None:
         value = getattr(config, name)
         if value is not None and not (_is_usable(value) and value > limit):
             raise InputError(
-                f"{prefix}.{name}={shown(value)} must be a finite number above {limit}."
+                f"{prefix}.{name}={shown(value)} must be a finite number above {limit}"
+                f"{_upper_limit(value)}."
             )
 
 
@@ -28,9 +29,8 @@ def check_at_least(config: object, prefix: str, **limits: int) -> None:
         if value is None or (_is_usable(value) and value >= limit):
             continue
         finite = "" if isinstance(value, int) or math.isfinite(value) else "finite and "
-        largest = " and below 2^63" if isinstance(value, int) and value > LARGEST else ""
         raise InputError(
-            f"{prefix}.{name}={shown(value)} must be {finite}at least {limit}{largest}."
+            f"{prefix}.{name}={shown(value)} must be {finite}at least {limit}{_upper_limit(value)}."
         )
 
 
@@ -56,4 +56,11 @@ def nearest_first(name: str, known: Iterable[str]) -> list[str]:
 
 
 def _is_usable(value: float) -> bool:
-    return value <= LARGEST if isinstance(value, int) else math.isfinite(value)
+    return value <= (LARGEST if isinstance(value, int) else LARGEST_FLOAT)  # NaN is not
+
+
+def _upper_limit(value: float) -> str:
+    """In words, where a number is too large."""
+    if isinstance(value, int):
+        return " and below 2^63" if value > LARGEST else ""
+    return " and at most 1e30" if LARGEST_FLOAT < value < math.inf else ""

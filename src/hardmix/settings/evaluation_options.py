@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hardmix.errors import InputError
-from hardmix.settings.bounds import check_above, check_at_least, check_between
+from hardmix.settings.bounds import check_above, check_at_least, check_between, shown
 
 ProbeSolver = Literal["lbfgs", "sgd"]
 """How the linear probe on cached features is fitted."""
@@ -98,8 +98,10 @@ class LinearOptions:
     """Number format of the encoder's forward passes."""
 
     def __post_init__(self) -> None:
-        if self.seeds < 1:
-            raise InputError(f"linear.seeds={self.seeds} must be at least 1.")
+        if not 1 <= self.seeds <= 1000:
+            raise InputError(
+                f"linear.seeds={shown(self.seeds)} must be between 1 and 1000: it counts classifiers."
+            )
 
     @property
     def changes(self) -> dict[str, object]:
@@ -136,7 +138,7 @@ class FinetuneConfig:
     """Number format of the encoder's forward passes."""
 
     def __post_init__(self) -> None:
-        check_at_least(self, "finetune", epochs=1, batch_size=1, seed=0)
+        check_at_least(self, "finetune", epochs=1, batch_size=1, weight_decay=0, seed=0)
         check_above(self, "finetune", labels=0, lr=0, classifier_lr=0)
         check_between(self, "finetune", 0.0, 1.0, "labels", "min_scale")
 

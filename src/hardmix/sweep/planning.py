@@ -23,6 +23,9 @@ from hardmix.sweep.grid_rows import Row
 from hardmix.sweep.grids import grid_named
 from hardmix.sweep.scales import ScaleName, comparable, config_at, describe_scale
 
+MOST_SEEDS = 1000
+"""Runs of a row."""
+
 NAMING = (MUST_MATCH - {"train.seed"}) | {"train.epochs", "train.stop_epoch"}
 """Settings that make a run's name: all that make it what it is, but the seed."""
 
@@ -55,10 +58,10 @@ class SweepOptions:
         reason = grid_named(self.grid).paper_only
         if reason and self.scale != "paper":
             raise InputError(f"--scale {self.scale} is none of {self.grid}: {reason}.")
-        if self.seeds < 1 or self.first_seed < 0:
+        if not 1 <= self.seeds <= MOST_SEEDS or self.first_seed < 0:
             raise InputError(
-                f"--seeds {self.seeds} --first-seed {self.first_seed}: one seed or more is needed,"
-                " and the first is 0 or above."
+                f"--seeds {self.seeds} --first-seed {self.first_seed}: --seeds must be between 1"
+                f" and {MOST_SEEDS}, and --first-seed at least 0."
             )
         self._check_small_scale()
         share_of(self.index)

@@ -64,8 +64,8 @@ class Saved:
         if not lacks:
             return ""
         return (
-            f"{run.encoder_file} is whole, but of {run.path} could not be written:"
-            f" {', '.join(lacks)}. {self.kept} {_way_out(run, self.step)}"
+            f"{run.encoder_file} is complete, but these could not be written: {', '.join(lacks)}."
+            f" {self.kept} {_way_out(run, self.step)}"
         )
 
 
