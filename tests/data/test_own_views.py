@@ -158,6 +158,7 @@ def test_a_pipeline_for_each_view():
         batches(config, [zero])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["torchvision", "albumentations"])
 def test_a_run_with_own_views_repeats_and_resumes_bit_equal(kind, tmp_path, monkeypatch):
     config = tiny(train={"knn_every": 0, "epochs": 1}, mix={"warm_up_epochs": 0})
@@ -214,6 +215,7 @@ def command(capfd, words):
     return ended.value.code, shown.err.replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_the_command_line_names_a_function_that_makes_the_pipeline(package, tmp_path, capfd):
     code, shown = command(capfd, f"pretrain demo --data.views my_views:make_views {SMALL}")
     assert code == 0, shown

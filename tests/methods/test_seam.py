@@ -112,6 +112,7 @@ def test_a_method_of_ten_lines_trains_and_describes_itself(tmp_path):
     assert any("knn" in line for line in run.metrics())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 7])
 def test_it_resumes_bit_equal_with_what_it_registered(step, tmp_path, monkeypatch):
     whole = state_of(pretrain(tiny("toy"), tmp_path / "whole").path)

@@ -379,7 +379,7 @@ def test_fig3b_has_gains_beside_the_papers_and_proxy_its_accuracy(tmp_path, trai
     sweep(options(tmp_path, "proxy", seeds=1, only=("cosine",)))
     first = json.loads((tmp_path / "proxy.json").read_text())["rows"][0]
     assert first["label"] == "MoCo + cosine"
-    assert first["results"]["proxy accuracy"]["mean"] == 50.0
+    assert first["results"]["proxy_accuracy"]["mean"] == 50.0
 
 
 def test_a_result_of_another_protocol_is_not_taken(tmp_path, trainer):

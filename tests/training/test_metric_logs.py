@@ -82,6 +82,7 @@ def logged_by_wandb(folder):
     return found
 
 
+@pytest.mark.slow
 def test_wandb_holds_what_metrics_jsonl_holds(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="pip install 'hardmix[wandb]'")
     for name, value in {

@@ -218,31 +218,37 @@ def test_it_goes_on_as_if_never_stopped(name, decay_all):
     assert len(saved) == len(held) * len(parameters_of(whole[1]))
 
 
+def short(train=None, **more):
+    """Two epochs of three steps."""
+    train = {"knn_every": 0, **(train or {})}
+    return tiny(data={"num_images": 48}, train=train, **more)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lars", "adamw"])
 def test_a_run_resumed_in_the_middle_ends_with_the_same_bits(name, tmp_path, monkeypatch):
     """SGD's is tests/training/test_resume.py."""
     options = {"name": name, "lr": 0.01, "decay_all": False, "clip": 5.0, "warm_up_epochs": 1.5}
-    train = {"knn_every": 0}
-    whole = pretrain(tiny(optimizer=options, train=train), tmp_path / "whole")
+    whole = pretrain(short(optimizer=options), tmp_path / "whole")
     signal_after(monkeypatch, {4})
     with pytest.raises(UnfinishedError):
-        pretrain(tiny(optimizer=options, train=train), tmp_path / "half")
-    pretrain(tiny(optimizer=options, train=train), tmp_path / "half", resume=True)
+        pretrain(short(optimizer=options), tmp_path / "half")
+    pretrain(short(optimizer=options), tmp_path / "half", resume=True)
     assert state_of(tmp_path / "half") == state_of(whole.path)
     with pytest.raises(InputError, match=rf"optimizer\.name cannot change from {name} to sgd"):
-        pretrain(tiny(train=train), tmp_path / "half", resume=True)
+        pretrain(short(), tmp_path / "half", resume=True)
 
 
 def pretrain_with_adamw(run, **train):
     options = {"name": "adamw", "lr": 0.01, "decay_all": False}
-    config = tiny(optimizer=options, train={"knn_every": 0, **train})
-    pretrain(config, run, resume="auto")
+    pretrain(short(optimizer=options, train=train), run, resume="auto")
 
 
 def stop_after_an_epoch(run):
     pretrain_with_adamw(run, stop_epoch=1)
 
 
+@pytest.mark.slow
 def test_every_process_gets_the_whole_state_back(tmp_path):
     """Rank 0 reads the checkpoint and sends moments and steps to the other."""
     all_ranks(pretrain_with_adamw, tmp_path / "whole")
@@ -273,13 +279,13 @@ def as_of_before(run: Run) -> None:
     weights.with_suffix(".json").write_text(json.dumps({**facts, "checksum": checksum}))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_before_with_sgds_momentum_alone_still_loads(tmp_path):
     assert FORMAT == 2
-    train = {"knn_every": 0}
-    whole = pretrain(tiny(train=train), tmp_path / "whole")
-    half = pretrain(tiny(train={"stop_epoch": 1, **train}), tmp_path / "half")
+    whole = pretrain(short(), tmp_path / "whole")
+    half = pretrain(short(train={"stop_epoch": 1}), tmp_path / "half")
     as_of_before(half)
-    pretrain(tiny(train=train), half.path, resume=True)
+    pretrain(short(), half.path, resume=True)
     assert state_of(half.path) == state_of(whole.path)
 
 
