@@ -255,10 +255,11 @@ def uniform_numbers(
     device, rows = hardest.positions.device, len(hardest.positions)
     if generator is None:
         return torch.rand(rows, columns, dtype=dtype, device=device)
-    return _drawn_from(generator, rows, columns, dtype, device)
+    # Generators cannot be compiled: the graph has two parts, around this call.
+    drawn: Tensor = torch.compiler.disable(_drawn_from)(generator, rows, columns, dtype, device)
+    return drawn
 
 
-@torch.compiler.disable  # generators cannot be compiled: the graph is in two parts around it
 def _drawn_from(
     generator: torch.Generator, rows: int, columns: int, dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, "rows columns"]:

@@ -100,7 +100,8 @@ class LinearOptions:
     def __post_init__(self) -> None:
         if not 1 <= self.seeds <= 1000:
             raise InputError(
-                f"linear.seeds={shown(self.seeds)} must be between 1 and 1000: it counts classifiers."
+                f"linear.seeds={shown(self.seeds)} must be between 1 and 1000: the number of"
+                " classifiers."
             )
 
     @property
