@@ -9,8 +9,8 @@ import os
 import zlib
 from pathlib import Path
 
-from hardmix.data.datasets import ImageSet, fingerprint
 from hardmix.data.image_files import printable
+from hardmix.data.image_set import ImageSet, fingerprint, size_of
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.settings.config import DataConfig
 
@@ -54,12 +54,7 @@ def describe_change(file: Path, images: ImageSet | None) -> str:
 def _sizes(images: ImageSet) -> dict[bytes, int]:
     files = images.files or ()
     start = len(os.path.commonpath(files)) if files else 0
-    return {
-        os.fsencode(file[start:]).replace(b"\n", b"?"): (
-            os.path.getsize(file) if os.path.exists(file) else -1
-        )
-        for file in files
-    }
+    return {os.fsencode(file[start:]).replace(b"\n", b"?"): size_of(file) for file in files}
 
 
 def _read_list(file: Path) -> dict[bytes, int] | None:

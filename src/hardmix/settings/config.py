@@ -70,6 +70,8 @@ class DataConfig:
     """Data set; may be left out where `root` tells it."""
     root: str | None = setting(None, resume=True)
     """Folder, text file of paths, or shards 'a-{000..099}.tar'. `shapes` needs none."""
+    test: str | None = setting(None, resume=True, later=True)
+    """List or folder of test images, where `root` is one without any."""
     num_images: int | None = setting(None, name="number of images")
     """How many images: needed for shards; for `shapes`, how many to draw; else a limit."""
     image_size: int = setting(224, label="{} px")
@@ -85,6 +87,11 @@ class DataConfig:
     views: str | None = setting(None, name="own views")
     """'mypackage:make_views': a function of yours that gives a torchvision v2 or albumentations
     pipeline, applied once for each view in place of crop and `augmentation`."""
+    reduce: bool = setting(False, name="reduced images", later=True)
+    """Make images smaller as they are read, the shorter side at most twice `image_size`: large
+    photographs are decoded several times faster, to other pixels."""
+    frames_per_second: float = setting(1.0, later=True)
+    """How many frames of a video are taken as images; needs hardmix[video]."""
     max_pixels: int = 89_000_000
     """Images with more pixels are refused by name."""
     max_unreadable: float = setting(0.01, resume=True, identity=False)
@@ -98,6 +105,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_above(self, "data", num_images=0, image_size=7, max_pixels=0, workers=-1, cache_gb=0)
+        check_above(self, "data", frames_per_second=0)
         check_between(self, "data", 1, 16, "channels")
         check_between(self, "data", 0.0, 1.0, "min_scale", "max_unreadable")
 
