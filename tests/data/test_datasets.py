@@ -11,7 +11,8 @@ from PIL import Image
 
 from hardmix import InputError
 from hardmix.data import folders
-from hardmix.data.datasets import ImageSet, data_name, fingerprint, has_test, open_images
+from hardmix.data.changed_data import fingerprint
+from hardmix.data.datasets import ImageSet, data_name, has_test, open_images
 from hardmix.data.image_files import UnreadableImage
 from hardmix.data.imagenet100 import SYNSETS
 from hardmix.data.shapes import CLASSES

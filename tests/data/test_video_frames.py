@@ -11,8 +11,8 @@ import torch
 
 from hardmix import InputError
 from hardmix.data import image_files, video_frames
-from hardmix.data.changed_data import describe_change, write_list
-from hardmix.data.datasets import fingerprint, open_images
+from hardmix.data.changed_data import describe_change, fingerprint, write_list
+from hardmix.data.datasets import open_images
 from hardmix.data.image_files import UnreadableImage, missing_reader, read_image
 from hardmix.data.loading import ViewLoader
 from hardmix.data.video_frames import Frame, frame_names, frame_of, source_of

@@ -13,7 +13,8 @@ from torch import Tensor
 from hardmix.analysis.figures.image_sheet import Neighbour, Parents, Query, gallery
 from hardmix.analysis.figures.picture import Found, load
 from hardmix.data.augment import channel_statistics, evaluation_crop
-from hardmix.data.datasets import ImageSet, fingerprint, open_images
+from hardmix.data.changed_data import fingerprint
+from hardmix.data.datasets import ImageSet, open_images
 from hardmix.data.image_files import UnreadableImage
 from hardmix.data.image_ops import normalise
 from hardmix.data.thumbnails import thumbnail_of

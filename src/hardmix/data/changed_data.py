@@ -5,17 +5,21 @@ folder. Of images held in memory only the fingerprint is known.
 """
 
 import gzip
+import hashlib
 import os
 import zlib
 from pathlib import Path
 
 from hardmix.data.image_files import printable
-from hardmix.data.image_set import ImageSet, fingerprint, size_of
+from hardmix.data.image_set import ImageSet
+from hardmix.data.video_frames import source_of
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.settings.config import DataConfig
 
 SHOWN = 5
 """Names in a message."""
+HASHED = 4096
+"""Images held in memory that a fingerprint looks at, at most."""
 
 
 def data_mark(images: ImageSet | None, config: DataConfig) -> str:
@@ -23,6 +27,24 @@ def data_mark(images: ImageSet | None, config: DataConfig) -> str:
     if images is None:
         return f"shards {os.path.basename(config.root or '')}"
     return fingerprint(images)
+
+
+def fingerprint(images: ImageSet) -> str:
+    """16 hexadecimal digits that change with the data set, yet not when its folder is moved.
+
+    Of files the names and sizes count, of images in memory the bytes of some thousands.
+    """
+    digest = hashlib.sha256(f"{len(images)} {images.channels}".encode())
+    if images.labels is not None:
+        digest.update(images.labels.numpy().tobytes())
+    if images.tensor is not None:
+        some = images.tensor[:: max(1, len(images) // HASHED)]
+        digest.update(some.numpy().tobytes())
+    files = images.files or ()
+    start = len(os.path.commonpath(files)) if files else 0
+    for file in files:
+        digest.update(os.fsencode(file[start:]) + b"\0%d\0" % _size(file))
+    return digest.hexdigest()[:16]
 
 
 def write_list(file: Path, images: ImageSet | None) -> None:
@@ -54,7 +76,15 @@ def describe_change(file: Path, images: ImageSet | None) -> str:
 def _sizes(images: ImageSet) -> dict[bytes, int]:
     files = images.files or ()
     start = len(os.path.commonpath(files)) if files else 0
-    return {os.fsencode(file[start:]).replace(b"\n", b"?"): size_of(file) for file in files}
+    return {os.fsencode(file[start:]).replace(b"\n", b"?"): _size(file) for file in files}
+
+
+def _size(name: str) -> int:
+    """Bytes of the file that an image comes from; -1 where there is none."""
+    try:
+        return os.path.getsize(source_of(name))
+    except OSError:
+        return -1
 
 
 def _read_list(file: Path) -> dict[bytes, int] | None:

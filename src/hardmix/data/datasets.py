@@ -4,7 +4,6 @@ Small sets are held in memory, others as a list of files that are decoded when a
 archives can only be streamed: shards.py reads them.
 """
 
-import difflib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,9 +17,7 @@ from hardmix.data.cache import ImageCache
 from hardmix.data.cifar_stl import read_cifar, read_stl10
 from hardmix.data.folders import recognise, split_folder
 from hardmix.data.image_files import UnreadableImage
-from hardmix.data.image_set import UNKNOWN as UNKNOWN
 from hardmix.data.image_set import ImageSet as ImageSet
-from hardmix.data.image_set import fingerprint as fingerprint
 from hardmix.data.listed_sets import (
     Split,
     lists_tests,
@@ -33,6 +30,7 @@ from hardmix.data.listed_sets import (
 from hardmix.data.shapes import CLASSES, cached_shapes
 from hardmix.data.shards import is_shards
 from hardmix.errors import InputError
+from hardmix.settings.bounds import nearest_first
 from hardmix.settings.config import DataConfig, DataName
 
 PROBED = 20
@@ -101,9 +99,8 @@ def data_name(config: DataConfig) -> DataName:
     """The data set's name, given or recognised by `data.root`."""
     if config.name is not None:
         if config.name not in get_args(DataName):
-            raise InputError(
-                f"data.name={config.name!r} is unknown: choose {', '.join(_nearest(config.name))}."
-            )
+            known = ", ".join(nearest_first(config.name, get_args(DataName)))
+            raise InputError(f"data.name={config.name!r} is unknown: choose {known}.")
         return config.name
     if config.root is None:
         raise InputError(
@@ -113,11 +110,6 @@ def data_name(config: DataConfig) -> DataName:
     if is_shards(config.root):
         return "shards"
     return recognise(Path(config.root).expanduser())
-
-
-def _nearest(name: str) -> list[str]:
-    names = get_args(DataName)
-    return sorted(names, key=lambda known: -difflib.SequenceMatcher(None, name, known).ratio())
 
 
 def _open(name: DataName, config: DataConfig, split: Split, seed: int) -> ImageSet:

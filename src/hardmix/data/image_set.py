@@ -1,7 +1,5 @@
 """Images by number: held in memory, or in files that are decoded when asked for."""
 
-import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -11,14 +9,11 @@ from torch import Tensor
 
 from hardmix.data.cache import ImageCache
 from hardmix.data.image_files import MAX_PIXELS, printable, read_image
-from hardmix.data.video_frames import source_of
 from hardmix.errors import InputError
 from hardmix.runtime.random_numbers import seed_of
 
 UNKNOWN = -1
 """The label of an image whose class is not known, in a set where others are."""
-HASHED = 4096
-"""Images held in memory that a fingerprint looks at, at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,29 +102,3 @@ class ImageSet:
             )
         known = self.labels != UNKNOWN
         return self if bool(known.all()) else self.select(known.nonzero().flatten())
-
-
-def fingerprint(images: ImageSet) -> str:
-    """16 hexadecimal digits that change with the data set, yet not when its folder is moved.
-
-    Of files the names and sizes count, of images in memory the bytes of some thousands.
-    """
-    digest = hashlib.sha256(f"{len(images)} {images.channels}".encode())
-    if images.labels is not None:
-        digest.update(images.labels.numpy().tobytes())
-    if images.tensor is not None:
-        some = images.tensor[:: max(1, len(images) // HASHED)]
-        digest.update(some.numpy().tobytes())
-    files = images.files or ()
-    start = len(os.path.commonpath(files)) if files else 0
-    for file in files:
-        digest.update(os.fsencode(file[start:]) + b"\0%d\0" % size_of(file))
-    return digest.hexdigest()[:16]
-
-
-def size_of(name: str) -> int:
-    """Bytes of the file that an image comes from; -1 where there is none."""
-    try:
-        return os.path.getsize(source_of(name))
-    except OSError:
-        return -1

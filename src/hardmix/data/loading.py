@@ -23,9 +23,10 @@ from hardmix.data.augment import (
     make_views,
 )
 from hardmix.data.batches import Batch, Loader, batch_of, rows_of, steps_of
-from hardmix.data.datasets import UNKNOWN, ImageSet, checked, data_name, open_images
+from hardmix.data.datasets import checked, data_name, open_images
 from hardmix.data.image_files import UnreadableImage
 from hardmix.data.image_ops import normalise
+from hardmix.data.image_set import UNKNOWN, ImageSet
 from hardmix.data.own_views import Pipeline, choose_pipelines, make_own_views
 from hardmix.data.shard_loading import ShardLoader
 from hardmix.data.workers import WorkerPool, empty_to_send
@@ -68,7 +69,8 @@ def open_loader(
     pipelines = choose_pipelines(data, pipeline, views)
     options = (data, train.batch_size, train.seed, device, rank(), world_size())
     if own is None and data_name(data) == "shards":
-        return None, ShardLoader(*options, parts=train.accumulate, pipelines=pipelines)
+        stream = ShardLoader(*options, views=views, parts=train.accumulate, pipelines=pipelines)
+        return None, stream
     if own is None:
         images = open_images(data, "train", train.seed)
     else:
@@ -85,8 +87,8 @@ class ViewLoader:
     """Two views of every image, in a new order each epoch; what does not fill a batch is left out.
 
     With `views=1`, for training on labels, the key is the query. An unreadable image is replaced by
-    the next readable one. `unreadable` tells which and why, of
-    those that this rank has met; more than data.max_unreadable stop the run.
+    the next readable one. `unreadable` tells which and why, of those that this rank has met; more
+    than data.max_unreadable stop the run.
     """
 
     def __init__(

@@ -109,8 +109,9 @@ def _seed(pipeline: Pipeline, seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    if _is_albumentations(pipeline):
-        pipeline.set_random_seed(seed % 2**32)  # type: ignore[attr-defined]  # its own generator
+    if _is_albumentations(pipeline):  # it has generators of its own
+        # One for all of its steps: each with a generator of the same seed would draw the same.
+        pipeline.set_random_state(np.random.default_rng(seed), random.Random(seed))  # type: ignore[attr-defined]
 
 
 def _is_albumentations(pipeline: Pipeline) -> bool:

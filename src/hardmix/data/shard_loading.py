@@ -16,7 +16,7 @@ from hardmix.settings.config import DataConfig
 
 
 class ShardLoader:
-    """Two views of every image of WebDataset archives: a stream, read by this process.
+    """Views of every image of WebDataset archives: a stream, read by this process.
 
     Every rank reads the whole stream and takes its rows of each batch.
     """
@@ -29,10 +29,11 @@ class ShardLoader:
         device: torch.device,
         rank: int = 0,
         world_size: int = 1,
+        views: int = 2,
         parts: int = 1,
         pipelines: tuple[Pipeline, ...] | None = None,
     ) -> None:
-        self._pipelines = pipelines
+        self._views, self._pipelines = views, pipelines
         if config.num_images is None:
             raise InputError(
                 "data.num_images is not set, and shards do not tell how many images they hold:"
@@ -83,7 +84,7 @@ class ShardLoader:
         numbers = torch.tensor(ids)
         with timed("augment"):
             if self._pipelines is None:
-                crops = crop_views(images, numbers, *options)
+                crops = crop_views(images, numbers, *options, self._views)
                 views = colour_views(crops.to(self.device), numbers, *options)
             else:
                 made = make_own_views(images, numbers, self._pipelines, *options)

@@ -1,7 +1,7 @@
 """What is done to each view, drawn as official MoCo-v1 and MoCo-v2 draw it: crop, then colours.
 
-Each sample has random numbers of its own (`stateless.uniform`), so a view depends on nothing but
-(seed, epoch, image, view).
+Each sample has random numbers of its own (`random_numbers.uniform`), so a view depends on nothing
+but (seed, epoch, image, view).
 """
 
 import math

@@ -54,7 +54,10 @@ class WorkerPool(Generic[Job, Result]):
         """The results of these jobs; leaving early is allowed, two runs at a time are not."""
         self._jobs[:] = jobs
         with dead_workers_named():
-            yield from self._loader
+            for result in self._loader:
+                if isinstance(result, InputError):
+                    raise result
+                yield result
 
     def close(self) -> None:
         """End the workers, those that hang included."""
@@ -102,7 +105,10 @@ class _Jobs(Dataset[Any]):
         self._function = function
 
     def __getitem__(self, job: Any) -> Any:
-        return self._function(job)
+        try:
+            return self._function(job)
+        except InputError as error:  # as a result: torch would put a traceback into its words
+            return error
 
 
 def _unchanged(result: Result) -> Result:
