@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from hardmix import InputError
+from hardmix.data import folders
 from hardmix.data.changed_data import fingerprint
 from hardmix.data.datasets import ImageSet, data_name, has_test, open_images
 from hardmix.data.image_files import UnreadableImage
@@ -85,6 +86,50 @@ def test_hidden_and_other_files_are_left_out(tmp_path):
     (root / "cat" / "notes.txt").write_text("no image")
     (root / "readme").write_text("no image")
     assert names(open_images(at(root)), root) == ["cat/a.png", "dog/b.png"]
+
+
+def test_ignored_files_are_counted_one_kind_on_a_line(tmp_path, capsys, monkeypatch):
+    root = pictures(tmp_path, "cat/a.png", "dog/b.png")
+    kinds = {".heic": 3, ".txt": 2, ".xml": 5, "": 1, ".a": 1, ".b": 1, ".c": 1, ".d": 2}
+    for kind, number in kinds.items():
+        for each in range(number):
+            (root / "cat" / f"file{each}{kind.upper()}").write_text("no image")
+    missing = {".heic": "pip install 'hardmix[heif]'"}
+    monkeypatch.setattr(folders, "missing_reader", missing.get)
+    for _ in range(2):
+        assert len(open_images(at(root))) == 2
+    said = capsys.readouterr()
+    assert said.err == "warning: ignored: 3 .heic files (pip install 'hardmix[heif]')\n"
+    assert said.out.split("\n") == [
+        "ignored: 5 .xml files",
+        "ignored: 2 .txt files",
+        "ignored: 2 .d files",
+        *sorted(said.out.split("\n")[3:5]),
+        "ignored: 2 files of 2 other kinds",
+        "",
+    ]
+
+
+def test_images_that_need_more_are_not_an_empty_folder(tmp_path, monkeypatch):
+    (tmp_path / "a.heic").write_text("an image")
+    monkeypatch.setattr(folders, "missing_reader", lambda _: "pip install 'hardmix[heif]'")
+    with pytest.raises(InputError, match=r"holds 1 \.heic file: pip install 'hardmix\[heif\]' to"):
+        open_images(at(tmp_path))
+
+
+def test_reduced_images_are_another_set_of_pixels(tmp_path):
+    for name in "ab":
+        Image.new("RGB", (100, 60), (9, 8, 7)).save(tmp_path / f"{name}.png")
+    small = open_images(at(tmp_path, reduce=True, image_size=16))
+    whole = open_images(at(tmp_path, image_size=16))
+    assert small.image(0).shape == (3, 32, 53)
+    assert whole.image(0).shape == (3, 60, 100)
+    assert small.cache is not None
+    assert whole.cache is not None
+    assert small.cache.file != whole.cache.file
+    for images, shape in ((small, (3, 32, 53)), (whole, (3, 60, 100))):
+        images.decode_once()
+        assert images.image(1).shape == shape
 
 
 def test_links_are_followed_and_loops_are_not(tmp_path):
@@ -278,6 +323,62 @@ def test_a_list_without_labels(tmp_path):
     pictures(tmp_path, "a.png", "b.png")
     (tmp_path / "list.txt").write_text("a.png\nb.png\n")
     assert open_images(at(tmp_path / "list.txt")).labels is None
+
+
+def test_a_list_with_splits(tmp_path):
+    pictures(tmp_path, *(f"{name}.png" for name in "abcdef"))
+    (tmp_path / "list.txt").write_text(
+        "a.png\t10\ttrain\nb.png\t9\nc.png\t10\ttest\nd.png\t\tTest\ne.png\t9\tval\nf.png\n"
+    )
+    config = at(tmp_path / "list.txt")
+    assert has_test(config)
+    train, test = open_images(config), open_images(config, "test")
+    assert names(train, tmp_path) == ["a.png", "b.png", "f.png"]
+    assert names(test, tmp_path) == ["c.png", "d.png"], "test goes before validation"
+    assert train.classes == test.classes == ("9", "10")
+    assert train.labels is not None
+    assert test.labels is not None
+    assert train.labels.tolist() == [1, 0, -1]
+    assert test.labels.tolist() == [1, -1]
+
+
+@pytest.mark.parametrize("line", ["a.png\tcat\ttesting", "a.png\tcat\ttest\tmore"])
+def test_a_line_that_is_none_is_named(tmp_path, line):
+    (tmp_path / "list.txt").write_text(f"a.png\n{line}\n")
+    with pytest.raises(InputError, match=r"list\.txt, line 2: 'a\.png.* is not a path, a class"):
+        open_images(at(tmp_path / "list.txt"))
+
+
+@pytest.mark.parametrize("kind", ["list", "folder"])
+@pytest.mark.parametrize("test_kind", ["list", "list with splits", "folder"])
+def test_test_images_from_elsewhere(tmp_path, kind, test_kind):
+    root = pictures(tmp_path / "data", "cat/a.png", "dog/b.png", "emu/c.png")
+    (root / "list.txt").write_text("cat/a.png\tcat\ndog/b.png\tdog\nemu/c.png\temu\n")
+    other = pictures(tmp_path / "other", "dog/x.png", "emu/y.png")
+    column = "\ttest\nz.png\tcat\ttrain" if test_kind == "list with splits" else ""
+    (tmp_path / "other.txt").write_text(
+        f"other/dog/x.png\tdog{column[:5]}\nother/emu/y.png\temu{column}"
+    )
+    test = other if test_kind == "folder" else tmp_path / "other.txt"
+    config = at(root / "list.txt" if kind == "list" else root, test=str(test))
+    assert has_test(config)
+    train, tests = open_images(config), open_images(config, "test")
+    assert names(tests, other) == ["dog/x.png", "emu/y.png"]
+    assert train.classes == tests.classes == ("cat", "dog", "emu")
+    assert tests.labels is not None
+    assert tests.labels.tolist() == [1, 2]
+    assert len(train) == 3
+
+
+def test_bad_test_images(tmp_path):
+    root = pictures(tmp_path / "data", "cat/a.png", "dog/b.png")
+    with pytest.raises(InputError, match=r"data\.test=/none does not exist"):
+        open_images(at(root, test="/none"), "test")
+    other = pictures(tmp_path / "other", "cat/a.png", "yak/b.png")
+    with pytest.raises(InputError, match=r"other has 1 classes among its test images .*\(yak\)"):
+        open_images(at(root, test=str(other)), "test")
+    with pytest.raises(InputError, match=r"data\.test=.* with data\.name=shapes"):
+        open_images(DataConfig(name="shapes", image_size=32, test=str(other)), "test")
 
 
 def test_bad_lists(tmp_path):

@@ -5,14 +5,17 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pillow_heif
 import pytest
 import tifffile
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torchvision.transforms.v2.functional import resize
 
 from hardmix import InputError
+from hardmix.data import image_files
 from hardmix.data.image_files import (
     IMAGE_SUFFIXES,
     UnreadableImage,
@@ -349,3 +352,106 @@ def test_damaged_bytes_give_an_image_or_our_error(content, changes, kept):
         return
     assert image.dtype == torch.uint8
     assert image.shape[0] == 3
+
+
+# -- HEIC and AVIF
+
+
+def photograph(width: int = 48, height: int = 32) -> Image.Image:
+    """Smooth, as lossy formats like it, and different in every corner."""
+    coarse = np.array([[[250, 10, 20], [30, 240, 50]], [[20, 30, 230], [240, 240, 20]]], np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BILINEAR)
+
+
+@pytest.mark.parametrize("kind", ["HEIF", "AVIF"])
+def test_what_phones_write(tmp_path, kind):
+    pillow_heif.register_heif_opener()
+    image = photograph()
+    path = tmp_path / f"image.{'heic' if kind == 'HEIF' else 'avif'}"
+    image.save(path, kind, quality=95)
+    assert path.suffix in IMAGE_SUFFIXES
+    wanted = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    read = read_image(path)
+    assert read.shape == wanted.shape
+    assert (read.int() - wanted).abs().float().mean() < 4
+    (tmp_path / "named.jpg").write_bytes(path.read_bytes())
+    assert torch.equal(read_image(tmp_path / "named.jpg"), read), "its ending does not matter"
+    with pytest.raises(UnreadableImage, match=r"48 x 32 pixels are more than data\.max_pixels=99"):
+        read_image(path, max_pixels=99)
+    for cut in range(0, path.stat().st_size, path.stat().st_size // 12):
+        with pytest.raises(UnreadableImage):
+            read_image(io.BytesIO(path.read_bytes()[:cut]))
+
+
+@pytest.mark.parametrize("kind", ["HEIF", "AVIF"])
+def test_what_phones_write_is_upright(kind):
+    """Both formats keep the turn in a box of their own; EXIF must not turn it a second time."""
+    pillow_heif.register_heif_opener()
+    image, out = photograph(), io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image.save(out, kind, quality=95, exif=exif.tobytes())
+    out.seek(0)
+    wanted = torch.from_numpy(np.array(image.transpose(Image.Transpose.ROTATE_270)))
+    read = read_image(out)
+    assert read.shape == (3, 48, 32)
+    assert (read.int() - wanted.permute(2, 0, 1)).abs().float().mean() < 4
+
+
+def test_heic_without_the_extra_says_what_is_missing(monkeypatch):
+    pillow_heif.register_heif_opener()
+    out = io.BytesIO()
+    photograph().save(out, "HEIF")
+    out.seek(0)
+    monkeypatch.setattr(image_files, "missing_reader", lambda _: "pip install 'hardmix[heif]'")
+    with pytest.raises(UnreadableImage, match=r"a HEIC image: pip install 'hardmix\[heif\]'"):
+        read_image(out)
+
+
+# -- smaller images
+
+
+@pytest.mark.parametrize(
+    ("size", "shape"), [((40, 30), (3, 30, 40)), ((90, 60), (3, 32, 48)), ((33, 200), (3, 193, 32))]
+)
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_the_shorter_side_is_reduced(size, shape, suffix):
+    image = photograph(*size)
+    read = read_image(saved(image, suffix), reduce=32)
+    assert read.shape == shape
+    whole = read_image(saved(image, suffix))
+    if shape[1:] == whole.shape[1:]:
+        assert torch.equal(read, whole), "small images stay as they are"
+    else:
+        wanted = resize(whole, list(shape[1:]), antialias=True)
+        assert (read.int() - wanted).abs().float().mean() < 2
+        assert read.permute(1, 2, 0).is_contiguous(), "as decoders leave it"
+
+
+def test_large_photographs_are_decoded_small(monkeypatch):
+    """To an eighth, a quarter or a half: at least the size that is asked for."""
+    seen = []
+    real = image_files._from_pillow
+    monkeypatch.setattr(
+        image_files, "_from_pillow", lambda image, c: (seen.append(image.size), real(image, c))[1]
+    )
+    file = saved(photograph(640, 480), "jpg", quality=95)
+    whole = read_image(file)
+    for side, decoded in [(20, (80, 60)), (60, (80, 60)), (61, (160, 120)), (300, (640, 480))]:
+        file.seek(0)
+        read = read_image(file, reduce=side)
+        assert seen[-1] == decoded
+        assert min(read.shape[1:]) == side
+        wanted = resize(whole, list(read.shape[1:]), antialias=True)
+        assert (read.int() - wanted).abs().float().mean() < 2
+
+
+def test_turned_grey_and_other_images_are_reduced_alike():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = read_image(saved(photograph(96, 64), "jpg", exif=exif), reduce=16)
+    assert turned.shape == (3, 24, 16)
+    assert read_image(saved(photograph(96, 64).convert("L"), "jpg"), reduce=16).shape == (3, 16, 24)
+    assert read_image(saved(photograph(96, 64).convert("CMYK"), "jpg"), reduce=16).shape[1] == 16
+    bands = np.zeros((5, 40, 60), dtype=np.uint8)
+    assert read_image(dumped(bands), 5, reduce=20).shape == (5, 20, 30)

@@ -12,18 +12,18 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import PIL
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from hardmix.data import image_files
+from hardmix.data import image_arrays, image_files, video_frames
 from hardmix.data.image_files import UnreadableImage, printable
 from hardmix.data.kept_images import (
     Decoded,
@@ -35,6 +35,7 @@ from hardmix.data.kept_images import (
     pack,
     write_images,
 )
+from hardmix.data.video_frames import source_of
 from hardmix.data.workers import WorkerPool
 from hardmix.runtime.atomic_files import room
 from hardmix.runtime.console import progress, say, warn
@@ -45,6 +46,8 @@ from hardmix.settings.config import CacheMode
 Read = Callable[[str], UInt8[Tensor, "channels height width"]]
 Place = Literal["memory", "file"]
 
+DECODERS = (image_arrays, image_files, video_frames)
+"""What pixels depend on: when one of these files changes, nothing kept is true any more."""
 SAMPLED, SAMPLE_SECONDS = 64, 1.0
 """Images that are decoded to foresee how much room and time all of them take; fewer if slow."""
 LONG = 20.0
@@ -126,9 +129,9 @@ class ImageCache:
     @cached_property
     def _name(self) -> bytes:
         """Of the names, and of how they are decoded."""
-        rules = Path(image_files.__file__).read_bytes()
+        rules = b"".join(Path(each.__file__ or "").read_bytes() for each in DECODERS)
         here = "" if os.path.isabs(self.files[0]) else os.getcwd()
-        facts = self.settings, self.channels, PIL.__version__, here
+        facts = self.settings, self.channels, here, _versions()
         names = os.fsencode("\0".join(self.files))
         return hashlib.sha256(repr(facts).encode() + rules + names).digest()
 
@@ -229,6 +232,16 @@ def _hold(mark: bytes, kept: KeptImages, limit: float) -> None:
         del _held[next(iter(_held))]
 
 
+@cache
+def _versions() -> dict[str, str]:
+    """Of the packages that decode and reduce."""
+    found = {}
+    for package in ("pillow", "pillow-heif", "av", "tifffile", "torch"):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
 def _free(folder: Path) -> float:
     """Bytes on its disk, or where it will be made."""
     try:
@@ -253,7 +266,7 @@ def _read_or_none(read: Read, file: str) -> Tensor | None:
 def _state(file: str) -> str:
     """Size and time of the last change; what is not there has neither."""
     try:
-        found = os.stat(file)
+        found = os.stat(source_of(file))
     except OSError:
         return ""
     return f"{found.st_size} {found.st_mtime_ns}"

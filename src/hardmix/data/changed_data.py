@@ -14,8 +14,9 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from hardmix.data.datasets import ImageSet
 from hardmix.data.image_files import printable
+from hardmix.data.image_set import ImageSet
+from hardmix.data.video_frames import source_of
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.distributed import broadcast_text, is_main, while_main_works
 from hardmix.settings.config import DataConfig
@@ -68,7 +69,7 @@ def _sizes_of(files: Sequence[str]) -> list[int]:
     sizes = []
     for file in files:
         try:
-            sizes.append(os.stat(file).st_size)
+            sizes.append(os.stat(source_of(file)).st_size)
         except (OSError, ValueError):  # gone, or a name that only the user's own `read` knows
             sizes.append(-1)
     return sizes

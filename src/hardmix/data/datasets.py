@@ -4,134 +4,45 @@ Small sets are held in memory, others as a list of files that are decoded when a
 archives can only be streamed: shards.py reads them.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from hardmix.data.cache import ImageCache
 from hardmix.data.cifar_stl import read_cifar, read_stl10
-from hardmix.data.folders import (
-    Listing,
-    list_folder,
-    list_paths,
-    recognise,
-    split_folder,
-    subfolders,
+from hardmix.data.folders import recognise, split_folder
+from hardmix.data.image_files import UnreadableImage
+from hardmix.data.image_set import ImageSet as ImageSet
+from hardmix.data.listed_sets import (
+    Split,
+    lists_tests,
+    open_folder,
+    open_imagenet,
+    open_list,
+    open_test,
+    root_of,
 )
-from hardmix.data.image_files import MAX_PIXELS, UnreadableImage, printable, read_image
-from hardmix.data.imagenet100 import SYNSETS
 from hardmix.data.shapes import CLASSES, cached_shapes
 from hardmix.data.shards import is_shards
 from hardmix.errors import InputError
-from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.bounds import nearest_first
 from hardmix.settings.config import DataConfig, DataName
 
-Split = Literal["train", "test"]
-
-UNKNOWN = -1
-"""The label of an image whose class is not known, in a set where others are."""
 PROBED = 20
 """Files that are tried when a set is opened; one of them must be readable."""
 
 
-@dataclass(frozen=True, eq=False)
-class ImageSet:
-    """Images by number, with or without labels."""
-
-    name: str
-    """For people."""
-    labels: Int[Tensor, " n"] | None
-    """Number of the class, -1 where unknown; None if no image has one."""
-    classes: tuple[str, ...] | None
-    """Names of the classes."""
-    tensor: UInt8[Tensor, "n channels height width"] | None = None
-    """The images, if they are held in memory."""
-    files: tuple[str, ...] | None = None
-    """Their paths, if they are on disk, or other names that `read` knows."""
-    channels: int = 3
-    """Of every image."""
-    max_pixels: int = MAX_PIXELS
-    """A file with more is refused."""
-    read: Callable[[str, int, int], Tensor] = read_image
-    """One of `files`, channels and max_pixels to uint8 pixels; worker processes call it."""
-    cache: ImageCache | None = None
-    """Decoded images of the set that these were selected from."""
-    rows: Int[Tensor, " n"] | None = None
-    """Numbers of these images in it; None: they are all of it, in order."""
-
-    def __len__(self) -> int:
-        if self.tensor is not None:
-            return len(self.tensor)
-        return len(self.files or ())
-
-    def image(self, index: int) -> UInt8[Tensor, "channels height width"]:
-        """One image; a file that cannot be decoded raises `UnreadableImage`."""
-        if self.tensor is not None:
-            return self.tensor[index]
-        assert self.files is not None
-        if self.cache is not None:
-            kept = self.cache.image(index if self.rows is None else int(self.rows[index]))
-            if kept is not None:
-                return kept
-        return self.read(self.files[index], self.channels, self.max_pixels)
-
-    def together(self, indices: list[int]) -> UInt8[Tensor, "m channels height width"] | None:
-        """Several images at once; None unless all are decoded, small and of one size."""
-        if self.cache is None or self.cache.kept is None:
-            return None
-        rows = indices if self.rows is None else self.rows[indices].tolist()
-        return self.cache.kept.images(rows)
-
-    def decode_once(self) -> None:
-        """Decode all images now and keep them, where data.cache has it so and it pays."""
-        if self.cache is not None and 2 * len(self) >= len(self.cache.files):
-            self.cache.fill()
-        elif self.cache is not None:  # a few of many: they alone are decoded, unless all are there
-            self.cache.find()
-
-    def name_of(self, index: int) -> str:
-        """The file, or "cifar10[123]"."""
-        return f"{self.name}[{index}]" if self.files is None else printable(self.files[index])
-
-    def select(self, indices: Int[Tensor, " m"]) -> "ImageSet":
-        """These images, in this order."""
-        return replace(
-            self,
-            labels=None if self.labels is None else self.labels[indices],
-            tensor=None if self.tensor is None else self.tensor[indices],
-            files=None if self.files is None else tuple(self.files[i] for i in indices.tolist()),
-            rows=indices if self.rows is None else self.rows[indices],
-        )
-
-    def subset(self, num_images: int | None, seed: int) -> "ImageSet":
-        """At most so many, chosen at random by the seed and left in their order."""
-        if num_images is None or num_images >= len(self):
-            return self
-        order = torch.randperm(
-            len(self), generator=torch.Generator().manual_seed(seed_of("subset", seed))
-        )
-        return self.select(order[:num_images].sort().values)
-
-    def labelled(self) -> "ImageSet":
-        """Those whose class is known, for evaluations; it is an error if there is none."""
-        known = torch.zeros(0) if self.labels is None else self.labels != UNKNOWN
-        if not bool(known.any()):
-            raise InputError(
-                f"{self.name} has no labels: this needs images in folders named by class."
-            )
-        return self if bool(known.all()) else self.select(known.nonzero().flatten())
-
-
 def open_images(config: DataConfig, split: Split = "train", seed: int = 0) -> ImageSet:
     """The images of a split; nothing is decoded but the first that can be."""
-    images = checked(_open(data_name(config), config, split, seed), config, seed)
+    name = data_name(config)
+    own_test = split == "test" and config.test is not None
+    images = open_test(name, config) if own_test else _open(name, config, split, seed)
+    images = checked(images, config, seed)
     if images.files is None:
         return images
     return replace(images, cache=_cache_of(images, images.files, config), rows=None)
@@ -142,7 +53,7 @@ def _cache_of(images: ImageSet, files: tuple[str, ...], config: DataConfig) -> I
         files,
         partial(_read_one, images.read, images.channels, images.max_pixels),
         images.channels,
-        (images.max_pixels,),
+        (images.max_pixels, 2 * config.image_size if config.reduce else None),
         config.cache,
         config.cache_gb * 1e9,
         config.workers,
@@ -169,13 +80,17 @@ def checked(images: ImageSet, config: DataConfig, seed: int = 0) -> ImageSet:
 
 def has_test(config: DataConfig) -> bool:
     """Whether `open_images` knows a test split."""
+    if config.test is not None:
+        return True
     match name := data_name(config):
-        case "list" | "shards" | "own":
+        case "shards" | "own":
             return False
+        case "list":
+            return lists_tests(root_of(config, name))
         case "folder":
-            return split_folder(_root(config, name), "test") is not None
+            return split_folder(root_of(config, name), "test") is not None
         case "imagenet" | "imagenet100":
-            return (_root(config, name) / "val").is_dir()
+            return (root_of(config, name) / "val").is_dir()
         case _:
             return True
 
@@ -197,15 +112,6 @@ def data_name(config: DataConfig) -> DataName:
     return recognise(Path(config.root).expanduser())
 
 
-def _root(config: DataConfig, name: DataName) -> Path:
-    if config.root is None:
-        raise InputError(f"data.name={name} needs data.root: where its files are.")
-    root = Path(config.root).expanduser()
-    if not root.exists():
-        raise InputError(f"data.root={printable(root)} does not exist: say where the images are.")
-    return root
-
-
 def _open(name: DataName, config: DataConfig, split: Split, seed: int) -> ImageSet:
     match name:
         case "shapes":
@@ -213,11 +119,11 @@ def _open(name: DataName, config: DataConfig, split: Split, seed: int) -> ImageS
         case "cifar10" | "cifar100" | "stl10":
             return _open_published(name, config, split)
         case "imagenet" | "imagenet100":
-            return _open_imagenet(name, config, split)
+            return open_imagenet(name, config, split)
         case "folder":
-            return _open_folder(config, split)
+            return open_folder(config, split)
         case "list":
-            return _open_list(config, split)
+            return open_list(config, split)
         case "shards":
             raise InputError(
                 f"data.root={config.root}: shards are a stream, and this needs images by number;"
@@ -248,74 +154,9 @@ def _open_published(
     name: Literal["cifar10", "cifar100", "stl10"], config: DataConfig, split: Split
 ) -> ImageSet:
     _check_colour(name, config)
-    root = _root(config, name)
+    root = root_of(config, name)
     data = read_stl10(root, split) if name == "stl10" else read_cifar(root, name, split)
     return ImageSet(name, data.labels, data.classes, tensor=data.images)
-
-
-def _open_imagenet(name: DataName, config: DataConfig, split: Split) -> ImageSet:
-    root = _root(config, name)
-    folder = root / ("train" if split == "train" else "val")
-    wanted = sorted(SYNSETS) if name == "imagenet100" else subfolders(root / "train")
-    missing = sorted(set(wanted) - set(subfolders(folder)))
-    if missing or not wanted:
-        raise InputError(
-            f"data.root={printable(folder)} lacks {len(missing) or 'all'} of its"
-            f" {len(wanted) or ''} class folders ({', '.join(missing[:3])}): {name} is read in"
-            " torchvision's layout, train/SYNSET and val/SYNSET; for other images set"
-            " data.name=folder."
-        )
-    return _from_listing(name, config, list_folder(folder, wanted), wanted)
-
-
-def _open_folder(config: DataConfig, split: Split) -> ImageSet:
-    root = _root(config, "folder")
-    folder = split_folder(root, split)
-    if folder is None:
-        raise InputError(
-            f"data.root={printable(root)} has no test images: put them into {printable(root)}/test,"
-            " and the others into train beside it."
-        )
-    # Labels of both splits must mean the same, also where one lacks a class.
-    classes = [] if split == "train" else subfolders(root / "train")
-    return _from_listing(printable(root), config, list_folder(folder), classes)
-
-
-def _open_list(config: DataConfig, split: Split) -> ImageSet:
-    root = _root(config, "list")
-    if split == "test":
-        raise InputError(
-            f"data.root={printable(root)} is one list of images, without a test split."
-        )
-    listing = list_paths(root)
-    # Class 10 comes after class 9, that numbers may mean what they say.
-    classes = sorted({name for name in listing.classes if name}, key=lambda name: (len(name), name))
-    numbered = all(name.isdecimal() for name in classes)
-    return _from_listing(printable(root), config, listing, classes if numbered else [])
-
-
-def _from_listing(
-    name: str, config: DataConfig, listing: Listing, classes: Sequence[str]
-) -> ImageSet:
-    """Number the classes: as given, or if none are, in sorted order."""
-    found = sorted({name for name in listing.classes if name is not None})
-    classes = classes or found
-    strange = [name for name in found if name not in classes]
-    if strange:
-        raise InputError(
-            f"data: {name} has {len(strange)} classes among its test images that its training"
-            f" images do not have ({printable(strange[0])}): add or remove them."
-        )
-    number = {name: i for i, name in enumerate(classes)}
-    labels = [UNKNOWN if name is None else number[name] for name in listing.classes]
-    return ImageSet(
-        name,
-        torch.tensor(labels) if found else None,
-        tuple(printable(name) for name in classes) if found else None,
-        files=tuple(listing.files),
-        channels=config.channels,
-        max_pixels=config.max_pixels,
-    )
 
 
 def _check_colour(name: DataName, config: DataConfig) -> None:

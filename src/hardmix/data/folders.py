@@ -1,22 +1,30 @@
-"""Which files are images, and of which class: by folders, or by a text file of paths.
+"""Which files of a folder are images, and of which class; which are not is said, never silent.
 
 Nothing is decoded here. A listing is sorted, so that a folder gives the same one on every machine.
 """
 
 import os
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from hardmix.data.image_files import IMAGE_SUFFIXES, printable
+from hardmix.data.image_files import IMAGE_SUFFIXES, missing_reader, printable
 from hardmix.data.imagenet100 import SYNSETS
+from hardmix.data.video_frames import VIDEO_SUFFIXES, frame_names
 from hardmix.errors import InputError
+from hardmix.runtime.console import say, warn
 from hardmix.settings.config import DataName
 
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 """Names of the folder of test images beside `train`; the first that exists is taken."""
+
+
+READ = IMAGE_SUFFIXES | VIDEO_SUFFIXES
+"""Endings of files that are read, where what they need is installed."""
+SHOWN = 5
+"""Kinds of ignored files that have a line each."""
 
 
 class Listing(NamedTuple):
@@ -26,17 +34,22 @@ class Listing(NamedTuple):
     classes: list[str | None]
 
 
-def list_folder(root: Path, only: Collection[str] | None = None) -> Listing:
+def list_folder(
+    root: Path, only: Collection[str] | None = None, frames_per_second: float = 1.0
+) -> Listing:
     """All images under a folder; `only` names the direct subfolders to be looked into.
 
     The class is the direct subfolder of `root` that an image lies in, at any depth below. Where an
     image lies in `root` itself, or all of them in one subfolder, nothing is known about classes.
+    Of a video, as many frames as said are images.
     """
     direct = subfolders(root)
     looked_into = direct if only is None else [name for name in direct if name in only]
-    files = find_images([root] if only is None else [root / name for name in looked_into])
-    if not files:
-        raise InputError(f"data.root={printable(root)} {_emptiness(root)}.")
+    found = find_images([root] if only is None else [root / name for name in looked_into])
+    if not found.files:
+        raise InputError(f"data.root={printable(root)} {_emptiness(root, found.ignored)}.")
+    tell_ignored(root, found.ignored)
+    files = with_frames(found.files, frames_per_second)
     start = len(os.path.join(root, ""))
     parts = [file[start:].split(os.sep, 1) for file in files]
     classes = {part[0] for part in parts}
@@ -51,31 +64,22 @@ def list_folder(root: Path, only: Collection[str] | None = None) -> Listing:
     return Listing(files, [part[0] for part in parts])
 
 
-def list_paths(file: Path) -> Listing:
-    """A text file with a path on each line, relative to its folder, and after a tab its class."""
-    try:
-        # surrogateescape: a path may hold bytes that are no UTF-8.
-        text = file.read_text(encoding="utf-8-sig", errors="surrogateescape")
-    except OSError as error:
-        raise InputError(f"data.root={printable(file)}: {error.strerror}.") from error
-    lines = [line.split("\t", 1) for line in text.split("\n") if line.strip()]
-    if not lines:
-        raise InputError(
-            f"data.root={printable(file)} names no image: write one path on each line, and if you"
-            " like a tab and its class."
-        )
-    files = [os.path.join(file.absolute().parent, line[0].rstrip("\r")) for line in lines]
-    classes = [line[1].strip() or None if len(line) == 2 else None for line in lines]
-    return Listing(files, classes)
+class Found(NamedTuple):
+    """What a folder holds."""
+
+    files: list[str]
+    """Sorted paths of images and videos."""
+    ignored: Counter[str]
+    """How many other files there are, by their endings."""
 
 
-def find_images(folders: Iterable[Path]) -> list[str]:
-    """Sorted paths of all files below that end as images do; hidden ones are left out.
+def find_images(folders: Iterable[Path]) -> Found:
+    """All files below that end as images and videos do; hidden ones are left out.
 
     Links are followed, yet every folder is entered once, however many links lead to it: a link to
     a folder above would list its images without end. Of several ways the shortest counts.
     """
-    found = []
+    found, ignored = [], Counter[str]()
     waiting = deque(os.fspath(folder) for folder in folders)
     seen = {os.path.realpath(folder) for folder in waiting}
     while waiting:
@@ -85,9 +89,47 @@ def find_images(folders: Iterable[Path]) -> list[str]:
                 if real not in seen:
                     seen.add(real)
                     waiting.append(entry.path)
-            elif Path(entry.name).suffix.lower() in IMAGE_SUFFIXES and _is_file(entry):
-                found.append(entry.path)
-    return sorted(found)
+            elif _is_file(entry):
+                suffix = os.path.splitext(entry.name)[1].lower()
+                if suffix in READ and not missing_reader(suffix):
+                    found.append(entry.path)
+                else:
+                    ignored[suffix] += 1
+    return Found(sorted(found), ignored)
+
+
+def with_frames(files: Iterable[str], frames_per_second: float) -> list[str]:
+    """The same paths, with the names of its frames in place of each video."""
+    names: list[str] = []
+    for file in files:
+        video = os.path.splitext(file)[1].lower() in VIDEO_SUFFIXES
+        names += frame_names(file, frames_per_second) if video else [file]
+    return names
+
+
+def tell_ignored(root: Path, ignored: Counter[str]) -> None:
+    """Say once what is not read and, where something is missing, how to read it."""
+    if root in _told or not ignored:
+        return
+    _told.add(root)
+    missing = [suffix for suffix in sorted(ignored) if missing_reader(suffix)]
+    others = [suffix for suffix, _ in ignored.most_common() if suffix not in missing]
+    for suffix in missing:
+        warn(f"ignored: {_count(ignored[suffix], suffix)} ({missing_reader(suffix)})")
+    for suffix in others[:SHOWN]:
+        say(f"ignored: {_count(ignored[suffix], suffix)}")
+    if others[SHOWN:]:
+        rest = sum(ignored[suffix] for suffix in others[SHOWN:])
+        say(f"ignored: {rest} files of {len(others[SHOWN:])} other kinds")
+
+
+_told: set[Path] = set()
+"""Folders of which it has been said what they hold beside images."""
+
+
+def _count(number: int, suffix: str) -> str:
+    name = printable(suffix) or "nameless"
+    return f"{number} {name} file{'s' * (number > 1)}"
 
 
 def subfolders(root: Path) -> list[str]:
@@ -132,10 +174,13 @@ def split_folder(root: Path, split: str) -> Path | None:
     return root / tests[0] if divided and tests else None
 
 
-def _emptiness(root: Path) -> str:
+def _emptiness(root: Path, ignored: Counter[str]) -> str:
     if not any(os.scandir(root)):
         return "is an empty folder: name a folder of images"
-    return f"holds no image: none of its files ends in {', '.join(sorted(IMAGE_SUFFIXES))}"
+    for suffix, number in ignored.items():
+        if missing_reader(suffix):
+            return f"holds {_count(number, suffix)}: {missing_reader(suffix)} to read them"
+    return f"holds no image: none of its files ends in {', '.join(sorted(READ))}"
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:

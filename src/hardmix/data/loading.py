@@ -24,9 +24,10 @@ from hardmix.data.augment import (
     make_views,
 )
 from hardmix.data.batches import Batch, Loader, batch_of, rows_of, steps_of
-from hardmix.data.datasets import UNKNOWN, ImageSet, checked, data_name, open_images
+from hardmix.data.datasets import checked, data_name, open_images
 from hardmix.data.image_files import UnreadableImage
 from hardmix.data.image_ops import normalise
+from hardmix.data.image_set import UNKNOWN, ImageSet
 from hardmix.data.own_views import Pipeline, choose_pipelines, make_own_views
 from hardmix.data.shard_loading import ShardLoader
 from hardmix.data.workers import WorkerPool, empty_to_send

@@ -9,8 +9,8 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from hardmix.data.datasets import ImageSet
 from hardmix.data.image_files import UnreadableImage
+from hardmix.data.image_set import ImageSet
 
 
 def thumbnail(image: UInt8[Tensor, "channels height width"], size: int) -> str:

@@ -10,8 +10,9 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hardmix.data.datasets import UNKNOWN, ImageSet
+from hardmix.data.datasets import ImageSet
 from hardmix.data.image_files import printable
+from hardmix.data.image_set import UNKNOWN
 from hardmix.errors import InputError
 from hardmix.evaluation.feature_files import features_of
 from hardmix.evaluation.features import Features, TrainedEncoder, load_encoder

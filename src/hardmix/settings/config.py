@@ -76,6 +76,8 @@ class DataConfig:
     root: str | None = setting(None, resume=True)
     """Where the images are: a folder, a text file of paths, or shards such as
     'a-{000..099}.tar'. The data set `shapes` needs none."""
+    test: str | None = setting(None, resume=True, later=True)
+    """List or folder of test images, if data.root has none."""
     num_images: int | None = setting(None, name="number of images")
     """Use at most this many images, chosen at random. Required for shards; for `shapes`, the
     number of images to draw. Unset: all."""
@@ -92,6 +94,11 @@ class DataConfig:
     views: str | None = setting(None, name="own views", later=True)
     """'mypackage:make_views': your own function that returns a torchvision v2 or albumentations
     pipeline, applied once per view instead of the random crop and data.augmentation."""
+    reduce: bool = setting(False, name="reduced images", later=True)
+    """Shrink images while reading them, to a shorter side of at most twice data.image_size: large
+    photographs are decoded several times faster, to different pixels."""
+    frames_per_second: float = setting(1.0, later=True)
+    """Frames per second of a video that are used as images; needs hardmix[video]."""
     max_pixels: int = 89_000_000
     """Images with more pixels than this are treated as unreadable."""
     max_unreadable: float = setting(0.01, resume=True, identity=False)
@@ -107,7 +114,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_at_least(self, "data", num_images=1, image_size=8, max_pixels=1)
-        check_above(self, "data", cache_gb=0)
+        check_above(self, "data", cache_gb=0, frames_per_second=0)
         check_between(self, "data", 0, 1024, "workers")
         check_between(self, "data", 1, 16, "channels")
         check_between(self, "data", 0.0, 1.0, "min_scale", "max_unreadable")

@@ -1,0 +1,104 @@
+"""Images by number: held in memory, or in files that are decoded when asked for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from hardmix.data.cache import ImageCache
+from hardmix.data.image_files import MAX_PIXELS, printable, read_image
+from hardmix.errors import InputError
+from hardmix.runtime.random_numbers import seed_of
+
+UNKNOWN = -1
+"""The label of an image whose class is not known, in a set where others are."""
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Images by number, with or without labels."""
+
+    name: str
+    """For people."""
+    labels: Int[Tensor, " n"] | None
+    """Number of the class, -1 where unknown; None if no image has one."""
+    classes: tuple[str, ...] | None
+    """Names of the classes."""
+    tensor: UInt8[Tensor, "n channels height width"] | None = None
+    """The images, if they are held in memory."""
+    files: tuple[str, ...] | None = None
+    """Their paths, if they are on disk, or other names that `read` knows."""
+    channels: int = 3
+    """Of every image."""
+    max_pixels: int = MAX_PIXELS
+    """A file with more is refused."""
+    read: Callable[[str, int, int], Tensor] = read_image
+    """One of `files`, channels and max_pixels to uint8 pixels; worker processes call it."""
+    cache: ImageCache | None = None
+    """Decoded images of the set that these were selected from."""
+    rows: Int[Tensor, " n"] | None = None
+    """Numbers of these images in it; None: they are all of it, in order."""
+
+    def __len__(self) -> int:
+        if self.tensor is not None:
+            return len(self.tensor)
+        return len(self.files or ())
+
+    def image(self, index: int) -> UInt8[Tensor, "channels height width"]:
+        """One image; a file that cannot be decoded raises `UnreadableImage`."""
+        if self.tensor is not None:
+            return self.tensor[index]
+        assert self.files is not None
+        if self.cache is not None:
+            kept = self.cache.image(index if self.rows is None else int(self.rows[index]))
+            if kept is not None:
+                return kept
+        return self.read(self.files[index], self.channels, self.max_pixels)
+
+    def together(self, indices: list[int]) -> UInt8[Tensor, "m channels height width"] | None:
+        """Several images at once; None unless all are decoded, small and of one size."""
+        if self.cache is None or self.cache.kept is None:
+            return None
+        rows = indices if self.rows is None else self.rows[indices].tolist()
+        return self.cache.kept.images(rows)
+
+    def decode_once(self) -> None:
+        """Decode all images now and keep them, where data.cache has it so and it pays."""
+        if self.cache is not None and 2 * len(self) >= len(self.cache.files):
+            self.cache.fill()
+        elif self.cache is not None:  # a few of many: they alone are decoded, unless all are there
+            self.cache.find()
+
+    def name_of(self, index: int) -> str:
+        """The file, or "cifar10[123]"."""
+        return f"{self.name}[{index}]" if self.files is None else printable(self.files[index])
+
+    def select(self, indices: Int[Tensor, " m"]) -> "ImageSet":
+        """These images, in this order."""
+        return replace(
+            self,
+            labels=None if self.labels is None else self.labels[indices],
+            tensor=None if self.tensor is None else self.tensor[indices],
+            files=None if self.files is None else tuple(self.files[i] for i in indices.tolist()),
+            rows=indices if self.rows is None else self.rows[indices],
+        )
+
+    def subset(self, num_images: int | None, seed: int) -> "ImageSet":
+        """At most so many, chosen at random by the seed and left in their order."""
+        if num_images is None or num_images >= len(self):
+            return self
+        order = torch.randperm(
+            len(self), generator=torch.Generator().manual_seed(seed_of("subset", seed))
+        )
+        return self.select(order[:num_images].sort().values)
+
+    def labelled(self) -> "ImageSet":
+        """Those whose class is known, for evaluations; it is an error if there is none."""
+        known = torch.zeros(0) if self.labels is None else self.labels != UNKNOWN
+        if not bool(known.any()):
+            raise InputError(
+                f"{self.name} has no labels: this needs images in folders named by class."
+            )
+        return self if bool(known.all()) else self.select(known.nonzero().flatten())

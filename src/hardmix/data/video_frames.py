@@ -1,0 +1,155 @@
+"""Frames of videos as images: "clip.mp4@12.0s" is what the video shows at that time.
+
+The frame of a time is the last one that begins no later, whichever way the decoder came there: it
+starts at a key frame before that time, or goes on from where it is.
+"""
+
+import math
+import os
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hardmix.data.image_arrays import Bands, check_size, fit
+
+VIDEO_SUFFIXES = frozenset(
+    {".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".3gp", ".mts"}
+)
+"""Files with these endings, in any case, are taken for videos."""
+
+_ENDINGS = "|".join(suffix[1:] for suffix in sorted(VIDEO_SUFFIXES))
+_FRAME = re.compile(rf"(.*\.(?:{_ENDINGS}))@(\d+\.\d+)s", re.IGNORECASE | re.DOTALL)
+AHEAD = 10.0
+"""Seconds that are decoded on the way to a frame rather than jumped over."""
+LATE = 0.0005
+"""Half of a name's last digit: a frame at 0.0333 s belongs to "@0.033s"."""
+
+
+class Frame(NamedTuple):
+    """A frame by its file and time."""
+
+    file: str
+    seconds: float
+
+
+def frame_of(name: str) -> Frame | None:
+    """Which frame a name means; None where it is no such name."""
+    if not name.endswith("s") or "@" not in name:
+        return None
+    found = _FRAME.fullmatch(name)
+    return None if found is None else Frame(found[1], float(found[2]))
+
+
+def source_of(name: str) -> str:
+    """The file that an image comes from: its own, or the video's."""
+    frame = frame_of(name)
+    return name if frame is None else frame.file
+
+
+def frame_names(file: str, frames_per_second: float) -> list[str]:
+    """Names of the frames of a video; one that cannot be opened has one, to be named later."""
+    try:
+        seconds = _duration(file, os.stat(file).st_mtime_ns)
+    except Exception:  # whatever a damaged file raises; reading it will say what
+        seconds = 0.0
+    number = max(1, math.ceil(seconds * frames_per_second - 1e-6))
+    return [f"{file}@{_digits(k / frames_per_second)}s" for k in range(number)]
+
+
+def _digits(seconds: float) -> str:
+    text = f"{seconds:.3f}".rstrip("0")
+    return text + "0" if text.endswith(".") else text
+
+
+@lru_cache(maxsize=100_000)
+def _duration(file: str, _: int) -> float:
+    """Of the pictures, by the header or else by the time of the last packet."""
+    with _av().open(file) as container:
+        stream = container.streams.video[0]
+        if stream.duration is not None:
+            return float(stream.duration * stream.time_base)
+        if container.duration is not None:
+            return float(container.duration) / 1e6
+        times = [packet.pts for packet in container.demux(stream) if packet.pts is not None]
+        return float((max(times) - min(times)) * stream.time_base)
+
+
+def _av() -> Any:
+    if find_spec("av") is None:
+        raise ValueError("a video: pip install 'hardmix[video]' to read it")
+    return import_module("av")
+
+
+def read_frame(frame: Frame, channels: int, max_pixels: int) -> Bands:
+    """The pixels of a frame, upright."""
+    found = _reader_of(frame.file).frame(frame.seconds + LATE)
+    check_size(found.width, found.height, max_pixels)
+    colours = found.reformat(format="rgb24", threads=1).to_ndarray()
+    pixels = np.rot90(colours, k=round(found.rotation / 90))
+    return fit(np.ascontiguousarray(pixels).transpose(2, 0, 1), channels)
+
+
+class _Reader:
+    """An open video, and the frame where it stands."""
+
+    def __init__(self, file: str) -> None:
+        self.key = (file, os.stat(file).st_mtime_ns, os.getpid())
+        self._container = _av().open(file)
+        self._stream = self._container.streams.video[0]
+        # Here as in `reformat`: threads do not follow into a forked worker, which waits for them.
+        self._stream.codec_context.thread_count = 1
+        self._start = float((self._stream.start_time or 0) * self._stream.time_base)
+        self._frames: Iterator[Any] = iter(())
+        self._current: Any = None
+        self._following: Any = None
+
+    def frame(self, seconds: float) -> Any:
+        """The last frame that begins by then, or the first of all."""
+        if self._current is None or not 0 <= seconds - self._time(self._current) <= AHEAD:
+            self._jump(seconds)
+        while self._following is not None and self._time(self._following) <= seconds:
+            self._current, self._following = self._following, next(self._frames, None)
+        return self._current
+
+    def _jump(self, seconds: float) -> None:
+        """To a key frame before; a container may name one that is shown later, then further."""
+        before, step = seconds, 1.0
+        while True:
+            place = (max(0.0, before) + self._start) / self._stream.time_base
+            self._container.seek(int(place), stream=self._stream)
+            self._frames = self._decoded(any_frame=before <= 0)
+            self._current, self._following = next(self._frames, None), next(self._frames, None)
+            if self._current is not None and self._time(self._current) <= seconds:
+                return
+            if before <= 0:
+                break
+            before, step = before - step, 2 * step
+        if self._current is None:
+            raise ValueError("the video has no frames")
+
+    def _decoded(self, any_frame: bool) -> Iterator[Any]:
+        """From the first key frame on: what comes before it may lack what it is made of."""
+        for frame in self._container.decode(self._stream):
+            any_frame = any_frame or frame.key_frame
+            if any_frame and frame.time is not None:
+                yield frame
+
+    def _time(self, frame: Any) -> float:
+        return float(frame.time) - self._start
+
+
+_open: list[_Reader] = []
+"""The video that was read last: frames are asked for in their order, mostly."""
+
+
+def _reader_of(file: str) -> _Reader:
+    key = (file, os.stat(file).st_mtime_ns, os.getpid())
+    if not _open or _open[-1].key != key:
+        reader = _Reader(file)
+        _open[:] = [reader]
+    return _open[-1]
