@@ -521,7 +521,7 @@ def test_backbones_that_have_no_c4_are_refused():
         C4Detector(build_backbone("small").trunk, 20)
     with pytest.raises(InputError, match=r"'-cifar'.*stride of 16"):
         C4Detector(build_backbone("resnet18-cifar").trunk, 20)
-    with pytest.raises(InputError, match=r"classes=0 is below 1"):
+    with pytest.raises(InputError, match=r"classes=0 must be at least 1"):
         C4Detector(NarrowResNet50(), 0)
 
 

@@ -235,7 +235,7 @@ def test_a_stopped_run_is_judged_by_its_last_checkpoint(method, tmp_path, capfd)
     ended.encoder_file.unlink()
     code, shown = command(capfd, "knn", ended.path, *words)
     assert code == 0
-    assert "has not ended: this is its encoder after step" in shown
+    assert "is unfinished: using its encoder after step" in shown
     stopped = load_encoder(ended.path, or_checkpoint=True).state_dict()
     assert all(torch.equal(whole[name], stopped[name]) for name in whole)
 
