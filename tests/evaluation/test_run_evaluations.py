@@ -317,7 +317,7 @@ def test_bad_input_is_one_message_and_status_2(run, folder, tmp_path, capfd):
         (["linear", run.path, *flat], ["no labels"]),
         (["finetune", run.path, *flat], ["no labels"]),
         (["knn", unfinished], ["still training", "--resume"]),
-        (["knn", broken.path], ["no whole safetensors file", "encoder.safetensors"]),
+        (["knn", broken.path], ["not an intact safetensors file", "encoder.safetensors"]),
         (["knn", run.path, "--k", "0"], ["k=0"]),
         (["linear", run.path, "--seeds", "0"], ["linear.seeds=0"]),
         (["linear", run.path, "--epochs", "0"], ["linear.epochs=0"]),

@@ -153,7 +153,7 @@ def test_without_timm_the_file_is_written_and_that_it_was_not_compared_is_said(
     monkeypatch.setitem(sys.modules, "timm", None)
     (file,) = export(run.path, "timm", tmp_path / "weights.safetensors")
     assert set(read_weights(file)) == set(load_file(run.encoder_file))
-    assert "Not compared" in capfd.readouterr().out
+    assert "Not verified" in capfd.readouterr().out
 
 
 # ONNX
@@ -425,7 +425,7 @@ def test_two_exports_to_one_folder_share_the_plug_in_but_no_other_file(tmp_path)
 @pytest.mark.parametrize("backbone", ["small", "resnet18-cifar"])
 def test_networks_that_a_program_does_not_have_are_refused(kind, backbone, tmp_path):
     run = make_run(tmp_path / "run", backbone)
-    with pytest.raises(InputError, match=rf"{kind}.*'{backbone}'.*safetensors and onnx fit"):
+    with pytest.raises(InputError, match=rf"{kind}.*'{backbone}'.*safetensors and onnx support"):
         export(run.path, kind, tmp_path / "new" / "a.pth")
     assert not (tmp_path / "new").exists()
 
@@ -433,7 +433,7 @@ def test_networks_that_a_program_does_not_have_are_refused(kind, backbone, tmp_p
 @pytest.mark.parametrize("kind", ["torchvision", "detectron2"])
 def test_timms_networks_are_for_timm(kind, tmp_path, timm):
     run = make_run(tmp_path / "run", "timm:resnet10t")
-    with pytest.raises(InputError, match=r"'timm:resnet10t'.*timm fits this one"):
+    with pytest.raises(InputError, match=r"'timm:resnet10t'.*timm supports this one"):
         export(run.path, kind, tmp_path / "a.pth")
 
 
@@ -445,7 +445,7 @@ def test_other_channels_are_refused_where_the_network_has_three(kind, tmp_path):
 
 
 def test_an_unknown_format_lists_the_nearest_first(tmp_path):
-    with pytest.raises(InputError, match=r"--format='torchvison'.*choose one of torchvision,"):
+    with pytest.raises(InputError, match=r"format='torchvison'.*choose one of torchvision,"):
         export(tmp_path, "torchvison", tmp_path / "a.pth")
 
 
@@ -483,7 +483,7 @@ def test_a_program_that_has_other_tensors_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("torchvision.models.resnet.resnet18", lambda: torchvision.models.resnet34())
     encoder = load_encoder(run.path, trunk=_identity_fc(torchvision.models.resnet18()))
     job = exporting.ExportJob(run.encoder_file, encoder, tmp_path / "a.pth")
-    with pytest.raises(InputError, match="torchvision's resnet18, as installed here"):
+    with pytest.raises(InputError, match="the installed torchvision.s resnet18"):
         exporting._torchvision(job)
 
 
