@@ -80,7 +80,7 @@ def test_a_page_and_tables_of_everything(run, photos, tmp_path, capfd):
     words = ["--data.root", photos, "--out", out, "--clusters", "3", "--query", query]
     code, shown = command(capfd, "explore", run, *words)
     assert code == 0, shown
-    assert "1 group of near-duplicates: 2 images could go. 3 clusters." in shown
+    assert "1 group of near-duplicates: 2 images could be removed. 3 clusters." in shown
     page = out.read_text()
     assert "22 images of tmp" not in page
     assert "hardmix explore" in page
@@ -148,7 +148,7 @@ def test_bad_input_is_one_message_and_status_2(run, photos, tmp_path, capfd):
     (tmp_path / "text.png").write_text("not an image")
     root = ["--data.root", photos]
     cases = [
-        (["explore", run, *root, "--out", tmp_path / "mine.html"], "no page of ours"),
+        (["explore", run, *root, "--out", tmp_path / "mine.html"], "not a hardmix page"),
         (["explore", run, *root, "--out", tmp_path / "other.html"], "not a table of ours"),
         (["explore", run, *root, "--out", tmp_path / "page"], "ends in .html"),
         (["explore", run, *root, "--clusters", "0"], "--clusters 0"),

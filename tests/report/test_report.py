@@ -444,7 +444,7 @@ def left() -> dict:
     return strange
 
 
-UNREADABLE = "cannot be shown: it is not whole or not ours."
+UNREADABLE = "cannot be shown: it is damaged or not from hardmix."
 STRANGE_CONFIG = {"method": ["x"], "train": 7, "mix": None, "data": {"name": 3}}
 EMPTY_FACTS = {"title": "", "caption": "", "numbers": 1}
 BROKEN = [
@@ -464,7 +464,7 @@ BROKEN = [
     ("config.json", older, ": this version does not know train.warmth; shown as recorded."),
     ("config.json", lambda _: STRANGE_CONFIG, ": an older version did not record"),
     ("results/knn.json", None, ": no evaluation yet; try hardmix knn and hardmix linear."),
-    ("results/knn.json", lambda text: text[:9], ": results/knn.json is not whole"),
+    ("results/knn.json", lambda text: text[:9], ": results/knn.json is damaged"),
     (
         "results/knn.json",
         lambda _: {"top1": "a", "run": 1},
@@ -506,14 +506,16 @@ def test_a_config_that_is_nested_without_end_costs_no_more_than_the_figures(tmp_
     (good, bad, *_) = four_runs(tmp_path)
     (bad / "config.json").write_text("[" * 100_000)
     page = report(tmp_path, good, bad)
-    assert "moco-v2-1: config.json is not whole" in page.text
+    assert "moco-v2-1: config.json is damaged" in page.text
     assert len(page.rows("Last loss")) == 2
 
 
 def test_a_run_without_labels_says_so(tmp_path):
     run = write_run(tmp_path / "run", config_of(), metrics_of(3, labelled=False))
     page = report(tmp_path, run)
-    assert "run: its images have no labels, so no false negatives and no k-NN." in page.text
+    assert (
+        "run: its images have no labels, so there are no false negatives and no k-NN." in page.text
+    )
 
 
 def test_a_result_of_an_earlier_length_of_the_run_is_named(tmp_path):
@@ -542,7 +544,7 @@ def test_with_nothing_to_show_no_page_is_written(tmp_path):
 def test_only_an_earlier_page_is_replaced_and_nothing_else_is_touched(tmp_path):
     runs = four_runs(tmp_path)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    with pytest.raises(InputError, match=r"config\.json exists and is no page of ours"):
+    with pytest.raises(InputError, match=r"config\.json exists and is not a hardmix page"):
         write_report(runs, runs[0] / "config.json")
     with pytest.raises(InputError, match="is a folder"):
         write_report(runs, tmp_path)
@@ -652,4 +654,4 @@ def test_what_does_not_fit_on_the_page_is_named(tmp_path, monkeypatch):
     sizes = [(run / "figures" / "gallery.json").stat().st_size for run in runs]
     assert max(sizes) <= 5_000 < sum(sizes)
     text = report(tmp_path, *runs).text
-    assert re.search(r"moco-v2-1: .*gallery\.json was left out to keep the page small", text)
+    assert re.search(r"moco-v2-1: .*gallery\.json was omitted to keep the page small", text)

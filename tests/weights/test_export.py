@@ -483,7 +483,7 @@ def test_a_program_that_has_other_tensors_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("torchvision.models.resnet.resnet18", lambda: torchvision.models.resnet34())
     encoder = load_encoder(run.path, trunk=_identity_fc(torchvision.models.resnet18()))
     job = exporting.ExportJob(run.encoder_file, encoder, tmp_path / "a.pth")
-    with pytest.raises(InputError, match="the installed torchvision.s resnet18"):
+    with pytest.raises(InputError, match=r"the installed torchvision.s resnet18"):
         exporting._torchvision(job)
 
 

@@ -387,7 +387,7 @@ def test_files_without_named_tensors(content, words, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda s: s.pop("layer3.0.conv1.weight"), "the file misses 1 (layer3.0.conv1.weight)"),
+        (lambda s: s.pop("layer3.0.conv1.weight"), "the file lacks 1 (layer3.0.conv1.weight)"),
         (
             lambda s: s.update({"layer1.0.se.fc1.weight": torch.zeros(3)}),
             "the file has unknown 1 (layer1.0.se.fc1.weight)",
