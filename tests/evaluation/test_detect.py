@@ -544,7 +544,7 @@ def test_a_batch_that_processes_cannot_share_is_refused(monkeypatch, cells):
     from hardmix.evaluation.detection import detector_training as training
 
     monkeypatch.setattr(training, "world_size", lambda: 2)
-    with pytest.raises(InputError, match=r"detect\.batch_size=3 is not a multiple of the 2"):
+    with pytest.raises(InputError, match=r"detect\.batch_size=3 must be a multiple of the 2"):
         Batches(open_voc(cells).train, tiny(batch_size=3), 0, CPU)
 
 

@@ -183,7 +183,7 @@ def test_a_folder_in_another_layout_is_refused_with_a_hint(plain, tmp_path):
 
 def test_no_object_to_learn_from(plain):
     voc_lists(plain, trainval=["c"])
-    with pytest.raises(InputError, match="none of 1 training images"):
+    with pytest.raises(InputError, match="none of the 1 training images"):
         open_voc(plain)
 
 
@@ -192,7 +192,7 @@ def test_the_protocol_of_07_and_12(tmp_path, folder):
     devkit = tmp_path / folder
     voc_image(devkit / "VOC2007", "000001", thing("dog", 1, 1, 9, 9))
     voc_image(devkit / "VOC2007", "000002", thing("person", 1, 1, 9, 9, difficult=1))
-    with pytest.raises(InputError, match="has VOC2007 but no VOC2012"):
+    with pytest.raises(InputError, match="has VOC2007 but not VOC2012"):
         open_voc(tmp_path)
     voc_image(devkit / "VOC2012", "2008_1", thing("cat", "1.5", "2.25", "9", "9"))
     voc_lists(devkit / "VOC2007", trainval=["000001"], test=["000002"])
@@ -325,7 +325,7 @@ def test_invalid_objects_are_dropped_and_named(tmp_path):
         ([entry(1), entry(1)], "ids of annotations are missing or not unique"),
         ([entry(1, category=5)], "category_id=5, which is not in"),
         ([{"id": 1, "image_id": 1, "category_id": 3}], "not in COCO's format .KeyError: 'bbox'"),
-        ([], "none of 3 training images"),
+        ([], "none of the 3 training images"),
     ],
 )
 def test_coco_files_that_cannot_be_used(tmp_path, annotations, words):

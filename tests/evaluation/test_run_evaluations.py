@@ -358,7 +358,7 @@ def test_an_encoder_leaves_and_comes_back(run, tmp_path, capfd):
 def test_training_and_test_images_must_have_the_same_two_classes_or_more(run):
     images = open_evaluated_run(run.path).train
     fewer = dataclasses.replace(images, classes=("a",))
-    with pytest.raises(InputError, match="12 classes and shapes 1: training and test"):
+    with pytest.raises(InputError, match="12 classes and shapes has 1: training and test"):
         _num_classes(images, fewer)
     with pytest.raises(InputError, match="1 class: accuracy needs at least two"):
         _num_classes(fewer, fewer)

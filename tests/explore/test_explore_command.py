@@ -149,12 +149,12 @@ def test_bad_input_is_one_message_and_status_2(run, photos, tmp_path, capfd):
     root = ["--data.root", photos]
     cases = [
         (["explore", run, *root, "--out", tmp_path / "mine.html"], "not a hardmix page"),
-        (["explore", run, *root, "--out", tmp_path / "other.html"], "not a table of ours"),
-        (["explore", run, *root, "--out", tmp_path / "page"], "ends in .html"),
-        (["explore", run, *root, "--clusters", "0"], "--clusters 0"),
-        (["explore", run, *root, "--clusters", "99"], "--clusters 99"),
-        (["explore", run, *root, "--similarity", "2"], "--similarity 2"),
-        (["explore", run, *root, "--edges", "0"], "--edges 0"),
+        (["explore", run, *root, "--out", tmp_path / "other.html"], "not a hardmix table"),
+        (["explore", run, *root, "--out", tmp_path / "page"], "must end in .html"),
+        (["explore", run, *root, "--clusters", "0"], "num_clusters=0"),
+        (["explore", run, *root, "--clusters", "99"], "num_clusters=99"),
+        (["explore", run, *root, "--similarity", "2"], "similarity=2"),
+        (["explore", run, *root, "--edges", "0"], "edges=0"),
         (["explore", run, *root, "--query", tmp_path / "text.png"], "text.png"),
         (["explore", run, *root, "--query", tmp_path / "none.png"], "none.png"),
         (["explore", run, *root, "--data.channels", "1"], "data.channels=1"),
@@ -213,7 +213,7 @@ def test_features_that_cannot_be_kept_are_still_there(run, photos, capfd):
     (run / "features").write_text("in the way")
     data = DataConfig(root=str(photos), image_size=32, workers=0)
     assert len(features_of(run, data)[0].ids) == 22
-    assert "are not kept" in capfd.readouterr().err
+    assert "are not cached" in capfd.readouterr().err
 
 
 def test_features_csv_carries_names_of_classes(run, photos, tmp_path, capfd):

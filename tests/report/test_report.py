@@ -561,7 +561,7 @@ def test_the_command_writes_the_page_and_refuses_bad_input_with_status_2(tmp_pat
     run = write_run(tmp_path / "run", config_of(), metrics_of(2))
     for arguments, status, words in (
         (["report", str(run), "--out", str(tmp_path / "r.html")], 0, "Wrote"),
-        (["report"], 2, "no run is named"),
+        (["report"], 2, "name at least one run"),
         (["report", str(tmp_path / "none"), "--out", str(tmp_path / "s.html")], 2, "not a folder"),
     ):
         with pytest.raises(SystemExit) as done:

@@ -173,7 +173,7 @@ def test_onnxruntime_gives_the_same_features_at_any_batch(
 ):
     run = make_run(tmp_path / "run", backbone, channels)
     (file,) = export(run.path, "onnx", tmp_path / "encoder.onnx")
-    assert "Compared with onnxruntime" in capfd.readouterr().out
+    assert "Verified with onnxruntime" in capfd.readouterr().out
     assert sorted(each.name for each in tmp_path.iterdir()) == ["encoder.onnx", "run"]
     session = onnx_parts.InferenceSession(file)
     encoder = load_encoder(run.path)
@@ -194,7 +194,9 @@ def test_an_onnx_file_that_differs_is_not_left(tmp_path, monkeypatch, onnx_parts
     other = load_encoder(make_run(tmp_path / "other").path)
     right = exporting._onnx_model
     monkeypatch.setattr(exporting, "_onnx_model", lambda encoder: right(other))
-    with pytest.raises(InputError, match=r"onnxruntime differ.*limit 1e-03.*nothing was written"):
+    with pytest.raises(
+        InputError, match=r"onnxruntime differ.*limit of 1e-03.*nothing was written"
+    ):
         export(run.path, "onnx", tmp_path / "new" / "encoder.onnx")
     assert not (tmp_path / "new").exists()
 
@@ -216,7 +218,7 @@ def test_without_onnx_the_way_to_get_it_is_named(missing, tmp_path, monkeypatch)
 def test_a_network_too_large_for_onnx_is_refused(tmp_path, monkeypatch, onnx_parts):
     run = make_run(tmp_path / "run", "small")
     monkeypatch.setattr(exporting, "ONNX_LIMIT", 1000)
-    with pytest.raises(InputError, match=r"less than 1000.*safetensors"):
+    with pytest.raises(InputError, match=r"limited to 1000.*safetensors"):
         export(run.path, "onnx", tmp_path / "encoder.onnx")
 
 

@@ -441,7 +441,7 @@ def test_out_that_holds_a_run_is_not_touched(tmp_path):
     with pytest.raises(InputError, match=r"out=.*a already has a run.s config.json: choose"):
         import_weights(tmp_path / "weights.pth", tmp_path / "a")
     run.config_file.unlink()
-    with pytest.raises(InputError, match=r"holds the encoder.safetensors of a run"):
+    with pytest.raises(InputError, match=r"already has a run.s encoder.safetensors"):
         import_weights(tmp_path / "weights.pth", tmp_path / "a")
     assert run.encoder_file.read_bytes() == before
 
