@@ -327,7 +327,7 @@ def test_bad_input_is_one_message_and_status_2(run, folder, tmp_path, capfd):
         (["features", run.path, "--out", tmp_path / "f.txt"], [".csv"]),
         (["features", run.path, "--out", tmp_path / "there.npy"], ["already exists"]),
         (["neighbours", run.path, tmp_path / "no.png"], ["no.png"]),
-        (["neighbours", run.path, folder / "a" / "0.png", "--number", "0"], ["--number 0"]),
+        (["neighbours", run.path, folder / "a" / "0.png", "--number", "0"], ["number=0"]),
         (["knn"], ["RUN"]),
     ]
     for arguments, words in cases:

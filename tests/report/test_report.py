@@ -522,7 +522,7 @@ def test_a_result_of_an_earlier_length_of_the_run_is_named(tmp_path):
     (run, *_) = four_runs(tmp_path)
     (run / "config.json").write_text(json.dumps(config_of("moco-v2", 0, train__epochs=9)))
     text = report(tmp_path, run).text
-    assert "results/knn.json was measured when train.epochs was 4; it is 9 now." in text
+    assert "results/knn.json was measured when train.epochs was 4; it is now 9." in text
 
 
 def test_folders_that_are_no_runs_are_named_beside_those_that_are(tmp_path):

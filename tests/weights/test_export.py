@@ -454,7 +454,7 @@ def test_an_unknown_format_lists_the_nearest_first(tmp_path):
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("name", ["encoder", "encoder.zip"])
 def test_a_wrong_ending_is_refused(kind, name, tmp_path):
-    with pytest.raises(InputError, match=rf"{kind} ends in \{FORMATS[kind].suffixes[0]}"):
+    with pytest.raises(InputError, match=rf"{kind} must end in \{FORMATS[kind].suffixes[0]}"):
         export(tmp_path, kind, tmp_path / name)
 
 
