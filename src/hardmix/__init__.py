@@ -1,6 +1,6 @@
 """hardmix: contrastive pre-training with hard negative mixing (MoCHi, NeurIPS 2020).
 
-Every public name is imported when it is first used: `hardmix --help` needs no torch.
+Every public name is imported on first use, so that `hardmix --help` needs no torch.
 """
 
 from importlib import import_module

@@ -335,8 +335,8 @@ def test_only_runs_that_differ_in_nothing_else_are_compared(tmp_path):
     pictures, missing = grid_pictures(read(*runs))
     assert [picture.name for picture in pictures] == ["fig3a"]
     assert pictures[0].numbers["baseline"] is None
-    assert any("other is left out" in sentence for sentence in missing)
-    assert any("No MoCo-v2 run" in sentence for sentence in missing)
+    assert any("other is omitted" in sentence for sentence in missing)
+    assert any("no MoCo-v2 run" in sentence for sentence in missing)
 
 
 def test_the_papers_linear_evaluation_goes_before_others(tmp_path):
@@ -527,7 +527,7 @@ def test_what_a_run_lacks_is_said_and_the_rest_drawn(mochi):
     analysis = analyze([mochi.path])
     assert {picture.name for _, picture in analysis.pictures} == {"fig2b", "fig2c"}
     said = " ".join(analysis.missing)
-    for words in ("no checkpoint", "no encoder.safetensors", "hardness.jsonl", "no Fig. 3a", "3c"):
+    for words in ("no checkpoint", "no encoder.safetensors", "hardness.jsonl", "No Fig. 3a", "3c"):
         assert words in said
 
 
@@ -564,7 +564,7 @@ def test_images_without_labels_are_shown_without_classes(tmp_path):
     assert "fig2c" not in pictures
     said = " ".join(analysis.missing)
     assert "No alignment" in said
-    assert "no Fig. 2c" in said
+    assert "No Fig. 2c" in said
 
 
 def test_a_checkpoint_of_another_network_is_said(mochi):
@@ -608,8 +608,8 @@ def test_comparing_survives_any_folder(trained, tmp_path):
     for words in (
         "empty: metrics.jsonl is missing",
         "does not know unknown",
-        "broken: config.json is not whole",
-        "results/finetune.json is not whole",
+        "broken: config.json is damaged",
+        "results/finetune.json is damaged",
     ):
         assert words in said
     assert all(svg(picture).endswith("</svg>\n") for picture in pictures)
@@ -682,7 +682,7 @@ def test_the_toy_sphere_is_the_same_each_time(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["analyze"], "no run is named"),
+        (["analyze"], "name at least one run"),
         (["analyze", "nowhere"], "nowhere is not a run"),
         (["toy", "--num-hardest", "9999"], "9999"),
         (["toy", "--num-memory", "9999"], "9999"),

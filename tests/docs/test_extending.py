@@ -101,7 +101,7 @@ def opened_by_commands(capfd):
     ):
         assert status_of(words) == 0, (words, capfd.readouterr().err)
     assert status_of("knn runs/own-trunk") == 2
-    assert "--model.backbone mypackage:make_net" in capfd.readouterr().err.replace("\n", " ")
+    assert "model.backbone=mypackage:make_net" in capfd.readouterr().err.replace("\n", " ")
 
 
 def status_of(words: str) -> int:

@@ -417,7 +417,7 @@ def test_trials_are_trained_tested_drawn_and_averaged(cells, encoder, capfd):
     assert (folder / "trial-2" / "result.json").exists()
     status, _, err = run_command(capfd, *command, "--lr", "0.5")
     assert status == 2
-    assert "was begun with other settings (lr)" in err
+    assert "was started with other settings (lr)" in err
 
 
 def test_the_baselines_start_elsewhere(cells, encoder, tmp_path, capfd):
@@ -439,7 +439,7 @@ def test_the_baselines_start_elsewhere(cells, encoder, tmp_path, capfd):
     )
     assert not torch.equal(one.conv1.weight, two.conv1.weight)
     status, _, err = run_command(capfd, *command, "--from", "supervised")
-    assert (status, "--weights FILE" in err) == (2, True)
+    assert (status, "--from, --weights" in err) == (2, True)
     torch.save({"conv1.weight": torch.zeros(2)}, weights)
     status, _, err = run_command(capfd, *command, *given, "--out", tmp_path / "other")
     assert (status, "does not fit resnet18-narrow" in err) == (2, True)
@@ -487,7 +487,7 @@ def test_data_that_cannot_be_used_is_refused_before_training(spoil, words, cells
     [
         ("small", 3, "has no maxpool, layer4"),
         ("resnet18-cifar", 3, "has no max-pool"),
-        ("resnet18-narrow", 1, "a detector sees 3"),
+        ("resnet18-narrow", 1, "a detector needs 3"),
     ],
 )
 def test_encoders_that_cannot_be_detectors_are_refused(
@@ -576,7 +576,7 @@ def test_a_batch_that_processes_cannot_share_is_refused(monkeypatch, cells):
     from hardmix.evaluation.detection import detector_training as training
 
     monkeypatch.setattr(training, "world_size", lambda: 2)
-    with pytest.raises(InputError, match=r"detect\.batch_size=3 is not a multiple of the 2"):
+    with pytest.raises(InputError, match=r"detect\.batch_size=3 must be a multiple of the 2"):
         Batches(open_voc(cells).train, tiny(batch_size=3), 0, CPU)
 
 

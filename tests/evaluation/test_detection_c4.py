@@ -521,14 +521,14 @@ def test_backbones_that_have_no_c4_are_refused():
         C4Detector(build_backbone("small").trunk, 20)
     with pytest.raises(InputError, match=r"'-cifar'.*stride of 16"):
         C4Detector(build_backbone("resnet18-cifar").trunk, 20)
-    with pytest.raises(InputError, match=r"classes=0 is below 1"):
+    with pytest.raises(InputError, match=r"classes=0 must be at least 1"):
         C4Detector(NarrowResNet50(), 0)
 
 
 def test_targets_that_do_not_fit_are_refused():
     detector = narrow_detector(masks=True)
     image, target = torch.zeros(3, 64, 64), one_object(64, 64)
-    with pytest.raises(InputError, match=r"1 images have 2 targets"):
+    with pytest.raises(InputError, match=r"1 images, but 2 targets"):
         detector([image], [target, target])
     with pytest.raises(InputError, match=r"classes=\[5\] of image 0.*from 0 to 4"):
         detector([image], [target._replace(classes=torch.tensor([5]))])

@@ -134,7 +134,7 @@ def test_lists_without_test_or_trainval(plain):
     assert [one.id for one in train.images] == ["a", "b"]
     assert [one.id for one in test.images] == ["c"]
     (plain / "ImageSets" / "Main" / "val.txt").unlink()
-    with pytest.raises(InputError, match=r"no two lists .*write the names"):
+    with pytest.raises(InputError, match=r"lacks lists .*write the names"):
         open_voc(plain)
 
 
@@ -166,7 +166,7 @@ def test_annotations_that_say_too_little(plain, text, words):
 
 
 @pytest.mark.parametrize(
-    ("lines", "words"), [([], "names no image"), (["a", "a"], "names an image twice")]
+    ("lines", "words"), [([], "lists no images"), (["a", "a"], "lists an image twice")]
 )
 def test_lists_that_cannot_be_used(plain, lines, words):
     voc_lists(plain, trainval=lines)
@@ -177,13 +177,13 @@ def test_lists_that_cannot_be_used(plain, lines, words):
 def test_a_folder_in_another_layout_is_refused_with_a_hint(plain, tmp_path):
     with pytest.raises(InputError, match=f"set data.root={plain}"):
         open_voc(tmp_path)
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         open_voc(tmp_path / "none")
 
 
 def test_no_object_to_learn_from(plain):
     voc_lists(plain, trainval=["c"])
-    with pytest.raises(InputError, match="none of 1 training images"):
+    with pytest.raises(InputError, match="none of the 1 training images"):
         open_voc(plain)
 
 
@@ -192,7 +192,7 @@ def test_the_protocol_of_07_and_12(tmp_path, folder):
     devkit = tmp_path / folder
     voc_image(devkit / "VOC2007", "000001", thing("dog", 1, 1, 9, 9))
     voc_image(devkit / "VOC2007", "000002", thing("person", 1, 1, 9, 9, difficult=1))
-    with pytest.raises(InputError, match="has VOC2007 but no VOC2012"):
+    with pytest.raises(InputError, match="has VOC2007 but not VOC2012"):
         open_voc(tmp_path)
     voc_image(devkit / "VOC2012", "2008_1", thing("cat", "1.5", "2.25", "9", "9"))
     voc_lists(devkit / "VOC2007", trainval=["000001"], test=["000002"])
@@ -206,7 +206,7 @@ def test_the_protocol_of_07_and_12(tmp_path, folder):
     assert len(VOC_CLASSES) == 20
     assert train.classes[train.images[0].classes[0]] == "dog"
     voc_image(devkit / "VOC2012", "2008_1", thing("unicorn", 1, 1, 9, 9))
-    with pytest.raises(InputError, match="'unicorn', which is none of VOC's 20"):
+    with pytest.raises(InputError, match="'unicorn' in its annotation is not one of VOC's 20"):
         open_voc(tmp_path)
 
 
@@ -322,10 +322,10 @@ def test_invalid_objects_are_dropped_and_named(tmp_path):
 @pytest.mark.parametrize(
     ("annotations", "words"),
     [
-        ([entry(1), entry(1)], "not every one of annotations has an id of its own"),
+        ([entry(1), entry(1)], "ids of annotations are missing or not unique"),
         ([entry(1, category=5)], "category_id=5, which is not in"),
         ([{"id": 1, "image_id": 1, "category_id": 3}], "not in COCO's format .KeyError: 'bbox'"),
-        ([], "none of 3 training images"),
+        ([], "none of the 3 training images"),
     ],
 )
 def test_coco_files_that_cannot_be_used(tmp_path, annotations, words):
@@ -352,7 +352,7 @@ def test_splits_with_other_categories_are_refused(tmp_path):
     root = coco_folder(tmp_path, [entry(1)])
     text = annotation_file(root, "val").read_text()
     annotation_file(root, "val").write_text(text.replace("class 90", "class 91"))
-    with pytest.raises(InputError, match="categories of the train and the val"):
+    with pytest.raises(InputError, match="train and val annotations have different categories"):
         open_coco(root)
 
 

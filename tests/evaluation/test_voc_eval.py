@@ -239,7 +239,7 @@ def test_useless_input_is_refused():
     truth = image([BOX], [0])
     with pytest.raises(InputError, match="0 lists of detections for 1 images"):
         voc_ap([truth], [], 1)
-    with pytest.raises(InputError, match="image a hold NaN"):
+    with pytest.raises(InputError, match="image a contain NaN"):
         voc_ap([truth], [found([BOX], [math.nan], [0])], 1)
 
 

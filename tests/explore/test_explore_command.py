@@ -80,7 +80,7 @@ def test_a_page_and_tables_of_everything(run, photos, tmp_path, capfd):
     words = ["--data.root", photos, "--out", out, "--clusters", "3", "--query", query]
     code, shown = command(capfd, "explore", run, *words)
     assert code == 0, shown
-    assert "1 group of near-duplicates: 2 images could go. 3 clusters." in shown
+    assert "1 group of near-duplicates: 2 images could be removed. 3 clusters." in shown
     page = out.read_text()
     assert "22 images of tmp" not in page
     assert "hardmix explore" in page
@@ -148,13 +148,13 @@ def test_bad_input_is_one_message_and_status_2(run, photos, tmp_path, capfd):
     (tmp_path / "text.png").write_text("not an image")
     root = ["--data.root", photos]
     cases = [
-        (["explore", run, *root, "--out", tmp_path / "mine.html"], "no page of ours"),
-        (["explore", run, *root, "--out", tmp_path / "other.html"], "not a table of ours"),
-        (["explore", run, *root, "--out", tmp_path / "page"], "ends in .html"),
-        (["explore", run, *root, "--clusters", "0"], "--clusters 0"),
-        (["explore", run, *root, "--clusters", "99"], "--clusters 99"),
-        (["explore", run, *root, "--similarity", "2"], "--similarity 2"),
-        (["explore", run, *root, "--edges", "0"], "--edges 0"),
+        (["explore", run, *root, "--out", tmp_path / "mine.html"], "not a hardmix page"),
+        (["explore", run, *root, "--out", tmp_path / "other.html"], "not a hardmix table"),
+        (["explore", run, *root, "--out", tmp_path / "page"], "must end in .html"),
+        (["explore", run, *root, "--clusters", "0"], "num_clusters=0"),
+        (["explore", run, *root, "--clusters", "99"], "num_clusters=99"),
+        (["explore", run, *root, "--similarity", "2"], "similarity=2"),
+        (["explore", run, *root, "--edges", "0"], "edges=0"),
         (["explore", run, *root, "--query", tmp_path / "text.png"], "text.png"),
         (["explore", run, *root, "--query", tmp_path / "none.png"], "none.png"),
         (["explore", run, *root, "--data.channels", "1"], "data.channels=1"),
@@ -213,7 +213,7 @@ def test_features_that_cannot_be_kept_are_still_there(run, photos, capfd):
     (run / "features").write_text("in the way")
     data = DataConfig(root=str(photos), image_size=32, workers=0)
     assert len(features_of(run, data)[0].ids) == 22
-    assert "are not kept" in capfd.readouterr().err
+    assert "are not cached" in capfd.readouterr().err
 
 
 def test_features_csv_carries_names_of_classes(run, photos, tmp_path, capfd):
@@ -235,7 +235,7 @@ def test_a_stopped_run_is_judged_by_its_last_checkpoint(method, tmp_path, capfd)
     ended.encoder_file.unlink()
     code, shown = command(capfd, "knn", ended.path, *words)
     assert code == 0
-    assert "has not ended: this is its encoder after step" in shown
+    assert "is unfinished: using its encoder after step" in shown
     stopped = load_encoder(ended.path, or_checkpoint=True).state_dict()
     assert all(torch.equal(whole[name], stopped[name]) for name in whole)
 

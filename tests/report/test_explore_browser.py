@@ -270,7 +270,7 @@ DROP = """
   const carried = new DataTransfer();
   carried.items.add(new File([blob], name, {type: 'image/png'}));
   dispatchEvent(new DragEvent('drop', {dataTransfer: carried, cancelable: true}));
-  while (!document.getElementById('heading').textContent.startsWith('Like'))
+  while (!document.getElementById('heading').textContent.startsWith('Similar to'))
     await new Promise(done => setTimeout(done, 10));
   return document.getElementById('note').textContent;
 })

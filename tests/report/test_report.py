@@ -246,7 +246,7 @@ def test_the_paper_s_own_settings_are_comparable_with_table_1(method, oracle, va
         ({"data__name": "cifar10"}, {"data": "cifar10"}, "trained on cifar10 instead of"),
         ({}, {"data": "flowers"}, "trained on flowers instead of ImageNet-100"),
         ({"mix__num_pairs": 7}, {}, "(N, s, s') (1024, 7, 128) instead of"),
-        ({}, {"protocol": "cached features"}, "evaluated otherwise than in the paper (cached"),
+        ({}, {"protocol": "cached features"}, "evaluated differently from the paper (cached"),
         ({"data__num_images": 500}, {}, "number of images 500 instead of all"),
         ({"train__epochs": 100}, {}, "a schedule of 100 epochs, where the paper stops one of 200"),
         ({"train__epochs": 800}, {}, "the paper's 800 epochs are not one plain schedule"),
@@ -444,7 +444,7 @@ def left() -> dict:
     return strange
 
 
-UNREADABLE = "cannot be shown: it is not whole or not ours."
+UNREADABLE = "cannot be shown: it is damaged or not from hardmix."
 STRANGE_CONFIG = {"method": ["x"], "train": 7, "mix": None, "data": {"name": 3}}
 EMPTY_FACTS = {"title": "", "caption": "", "numbers": 1}
 BROKEN = [
@@ -452,19 +452,19 @@ BROKEN = [
     ("metrics.jsonl", lambda _: "", ": metrics.jsonl is empty, so it has no curves."),
     ("metrics.jsonl", lambda _: '3\n[1]\n"x"\nnull\n', ": metrics.jsonl is empty"),
     ("metrics.jsonl", lambda _: b"\xff\xfe\x00", ": metrics.jsonl cannot be read"),
-    ("metrics.jsonl", lambda text: text + '{"st', ": 1 broken line of metrics.jsonl was left out."),
+    ("metrics.jsonl", lambda text: text + '{"st', ": 1 broken line of metrics.jsonl was skipped."),
     ("config.json", None, ": config.json is missing."),
     (
         "config.json",
         lambda text: text[:30],
-        ": config.json is not whole: it cannot be read",
+        ": config.json is damaged: it cannot be read",
     ),
-    ("config.json", lambda _: "[]", ": config.json holds no settings or numbers by name."),
+    ("config.json", lambda _: "[]", ": config.json is not a JSON object."),
     ("config.json", older, ": an older version did not record model.key_bn_splits;"),
     ("config.json", older, ": this version does not know train.warmth; shown as recorded."),
     ("config.json", lambda _: STRANGE_CONFIG, ": an older version did not record"),
     ("results/knn.json", None, ": no evaluation yet; try hardmix knn and hardmix linear."),
-    ("results/knn.json", lambda text: text[:9], ": results/knn.json is not whole"),
+    ("results/knn.json", lambda text: text[:9], ": results/knn.json is damaged"),
     (
         "results/knn.json",
         lambda _: {"top1": "a", "run": 1},
@@ -506,21 +506,23 @@ def test_a_config_that_is_nested_without_end_costs_no_more_than_the_figures(tmp_
     (good, bad, *_) = four_runs(tmp_path)
     (bad / "config.json").write_text("[" * 100_000)
     page = report(tmp_path, good, bad)
-    assert "moco-v2-1: config.json is not whole" in page.text
+    assert "moco-v2-1: config.json is damaged" in page.text
     assert len(page.rows("Last loss")) == 2
 
 
 def test_a_run_without_labels_says_so(tmp_path):
     run = write_run(tmp_path / "run", config_of(), metrics_of(3, labelled=False))
     page = report(tmp_path, run)
-    assert "run: its images have no labels, so no false negatives and no k-NN." in page.text
+    assert (
+        "run: its images have no labels, so there are no false negatives and no k-NN." in page.text
+    )
 
 
 def test_a_result_of_an_earlier_length_of_the_run_is_named(tmp_path):
     (run, *_) = four_runs(tmp_path)
     (run / "config.json").write_text(json.dumps(config_of("moco-v2", 0, train__epochs=9)))
     text = report(tmp_path, run).text
-    assert "results/knn.json was measured when train.epochs was 4; it is 9 now." in text
+    assert "results/knn.json was measured when train.epochs was 4; it is now 9." in text
 
 
 def test_folders_that_are_no_runs_are_named_beside_those_that_are(tmp_path):
@@ -542,7 +544,7 @@ def test_with_nothing_to_show_no_page_is_written(tmp_path):
 def test_only_an_earlier_page_is_replaced_and_nothing_else_is_touched(tmp_path):
     runs = four_runs(tmp_path)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    with pytest.raises(InputError, match=r"config\.json exists and is no page of ours"):
+    with pytest.raises(InputError, match=r"config\.json exists and is not a hardmix page"):
         write_report(runs, runs[0] / "config.json")
     with pytest.raises(InputError, match="is a folder"):
         write_report(runs, tmp_path)
@@ -559,7 +561,7 @@ def test_the_command_writes_the_page_and_refuses_bad_input_with_status_2(tmp_pat
     run = write_run(tmp_path / "run", config_of(), metrics_of(2))
     for arguments, status, words in (
         (["report", str(run), "--out", str(tmp_path / "r.html")], 0, "Wrote"),
-        (["report"], 2, "no run is named"),
+        (["report"], 2, "name at least one run"),
         (["report", str(tmp_path / "none"), "--out", str(tmp_path / "s.html")], 2, "not a folder"),
     ):
         with pytest.raises(SystemExit) as done:
@@ -652,4 +654,4 @@ def test_what_does_not_fit_on_the_page_is_named(tmp_path, monkeypatch):
     sizes = [(run / "figures" / "gallery.json").stat().st_size for run in runs]
     assert max(sizes) <= 5_000 < sum(sizes)
     text = report(tmp_path, *runs).text
-    assert re.search(r"moco-v2-1: .*gallery\.json was left out to keep the page small", text)
+    assert re.search(r"moco-v2-1: .*gallery\.json was omitted to keep the page small", text)

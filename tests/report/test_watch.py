@@ -111,9 +111,9 @@ def test_a_run_that_disappears_is_said_and_watching_goes_on(run):
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        ({"state": "stopped"}, "Stopped after 40 steps; hardmix pretrain --resume goes on."),
+        ({"state": "stopped"}, "Stopped after 40 steps; resume with hardmix pretrain --resume."),
         ({"state": "failed"}, "Failed after 40 steps."),
-        ({"process": 2**22 + 1}, "Its process has ended without a word, after 40 steps."),
+        ({"process": 2**22 + 1}, "Its process ended unexpectedly after 40 steps."),
         ({"process": 2**22 + 1, "host": "another"}, "Training, epoch 5 of 8."),
         ({"state": 7}, "40 steps so far."),
     ],
@@ -143,9 +143,9 @@ def test_wrong_input_is_one_message_and_status_2(run, tmp_path, capfd):
         port = taken.getsockname()[1]
         cases = [
             (["watch", tmp_path / "none"], "is not a run"),
-            (["watch", run, "--port", "70000"], "--port 70000"),
+            (["watch", run, "--port", "70000"], "port=70000"),
             (["watch", run, "--port", "-1"], "--port -1"),
-            (["watch", run, "--port", port], f"--port {port} cannot be used"),
+            (["watch", run, "--port", port], f"port={port} cannot be used"),
             (["watch"], "RUN"),
         ]
         for words, said in cases:
@@ -171,7 +171,7 @@ def test_the_command_prints_its_address_and_ends_with_ctrl_c(run):
         process.send_signal(signal.SIGINT)
         said, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
-    assert said == "No longer watching.\n"
+    assert said == "Stopped watching.\n"
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="no browser: install chromium, or set CHROME to one")

@@ -29,7 +29,7 @@ def save(run: Run, step: int) -> None:
 
 def test_a_folder_with_a_run_is_refused_and_left_alone(run):
     before = run.config_file.read_bytes()
-    with pytest.raises(InputError, match="already holds a run: add --resume"):
+    with pytest.raises(InputError, match="already contains a run: resume it"):
         Run.create(run.path, PretrainConfig(oracle=True))
     assert run.config_file.read_bytes() == before
 
@@ -78,7 +78,7 @@ def test_no_whole_checkpoint_is_an_error_and_none_at_all_is_not(run):
     assert run.load_checkpoint() is None
     save(run, 1)
     (run.checkpoints / "step-00000001.safetensors").write_bytes(b"")
-    with pytest.raises(InputError, match=r"no whole checkpoint: step-00000001\.json"):
+    with pytest.raises(InputError, match=r"no intact checkpoint: step-00000001\.json"):
         run.load_checkpoint()
 
 

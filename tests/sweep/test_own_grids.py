@@ -128,7 +128,7 @@ def test_runs_go_seed_by_seed_and_each_row_directly_after_its_baseline(file, tmp
         ("num_hardest = 16", "num_hardest = 1000", ["mix.num_hardest=1000", "queue_size=128"]),
         ('baseline = "weak"', 'baseline = "week"', ["baseline = 'week'", "weak"]),
         ('like = "weak"', 'like = "later"', ["like = 'later'", "weak"]),
-        ('id = "strong"', 'id = "weak"', ["row 3", "id of its own", "'weak'"]),
+        ('id = "strong"', 'id = "weak"', ["row 3", "unique id", "'weak'"]),
         (
             'id = "strong"',
             'id = "strong"\nlabel = "weak-mochi"',
@@ -161,7 +161,7 @@ def test_a_file_that_is_not_there_and_one_without_rows(tmp_path, capfd):
 
 def test_options_of_the_papers_grids_are_refused(file, tmp_path):
     for changes in ({"scale": "shapes"}, {"epochs": 3}, {"temperature": 0.1}):
-        with pytest.raises(InputError, match="write the settings into"):
+        with pytest.raises(InputError, match="write the settings to"):
             options(file, tmp_path, **changes)
 
 

@@ -115,7 +115,7 @@ def test_a_dry_run_touches_nothing(tmp_path, trainer, capfd):
     shown = capfd.readouterr().out
     assert "Not comparable" in shown
     assert "18 runs" in shown
-    assert "a guess of 1330 images/s" in shown
+    assert "guessed 1330 images/s" in shown
 
 
 def test_a_sweep_trains_every_row_once_for_every_seed(tmp_path, trainer):
@@ -152,7 +152,7 @@ def test_a_whole_label_means_that_row_and_a_part_all_that_hold_it(tmp_path: Path
 
 def test_a_stopped_sweep_goes_on_where_it_stopped(tmp_path, trainer):
     trainer.raises = {"oracle": UnfinishedError("stopped by SIGTERM.")}
-    with pytest.raises(UnfinishedError, match="same sweep command goes on"):
+    with pytest.raises(UnfinishedError, match="same sweep command resumes"):
         sweep(options(tmp_path, seeds=1))
     before = list(trainer.trained)
     assert 0 < len(before) < len(GRIDS["table1"].rows)
@@ -251,7 +251,7 @@ def test_a_run_of_another_process_is_left_to_it_and_taken_up_later(tmp_path, tra
     assert not outcome.failures
     assert name not in trainer.trained
     assert len(trainer.trained) == 1
-    assert f"{name} is with another process" in capfd.readouterr().out
+    assert f"{name} is being run by another process" in capfd.readouterr().out
     assert not sweep(chosen).elsewhere
     assert name in trainer.trained
 
@@ -286,7 +286,7 @@ def test_a_run_that_was_changed_by_hand_is_not_taken_for_the_sweeps(tmp_path, tr
     config["train"]["epochs"] = 99
     (run / "config.json").write_text(json.dumps(config))
     (failure,) = sweep(chosen).failures
-    assert "holds another run" in failure.sentence
+    assert "contains another run" in failure.sentence
 
 
 def test_names_follow_from_what_is_trained_and_nothing_else(tmp_path):
@@ -539,14 +539,14 @@ def test_times_in_words():
         (["table1"], ["--data.root is missing", "ImageNet"]),
         (["table1", "--scale", "cifar10"], ["--data.root is missing", "CIFAR-10"]),
         (["table1", "--scale", "cifar10", "--data.root", "/no"], ["/no does not exist"]),
-        (["table1", "--scale", "shapes", "--data.root", "."], ["--scale shapes", "drawn"]),
+        (["table1", "--scale", "shapes", "--data.root", "."], ["--scale shapes", "generated"]),
         (["table2", "--data.root", "."], ["--voc-root is missing"]),
         (["table1", "--epochs", "5"], ["--epochs", "paper's settings"]),
         (["table1", "--scale", "shapes", "--epochs", "0"], ["--epochs 0"]),
         (["table1", "--temperature", "0.1"], ["--temperature", "paper's settings"]),
         (
             ["table1", "--scale", "shapes", "--temperature", "-1"],
-            ["--temperature -1", "no number above 0"],
+            ["--temperature -1", "finite number above 0"],
         ),
         (["table1", "--scale", "imagenet"], ["imagenet"]),
     ],
@@ -568,11 +568,11 @@ def test_the_folder_of_another_sweep_is_refused_by_what_differs(tmp_path, traine
     for changes, words in [
         (
             {"scale": "cifar10", "data_root": str(tmp_path)},
-            "scale shapes, and this one has cifar10",
+            "scale shapes, but this one has cifar10",
         ),
-        ({"epochs": 3}, "epochs None, and this one has 3"),
-        ({"num_images": 64}, "num_images None, and this one has 64"),
-        ({"temperature": 0.1}, "temperature None, and this one has 0.1"),
+        ({"epochs": 3}, "epochs None, but this one has 3"),
+        ({"num_images": 64}, "num_images None, but this one has 64"),
+        ({"temperature": 0.1}, "temperature None, but this one has 0.1"),
     ]:
         with pytest.raises(InputError, match=words):
             sweep(options(tmp_path, **changes))

@@ -260,7 +260,7 @@ def test_a_folder_of_images_becomes_an_encoder(folder, tmp_path, monkeypatch, ca
     assert all("'my run'" in line for line in shown.splitlines() if line.startswith("  hardmix"))
     code, shown = command(capfd, "pretrain", "demo", *where, *SMALL_RUN)
     assert code == 2
-    assert "already holds a run" in shown
+    assert "already contains a run" in shown
     code, shown = command(
         capfd, "pretrain", "--out", tmp_path / "run", "--resume", "--train.epochs", "2"
     )

@@ -355,7 +355,7 @@ def test_the_command_resumes_as_it_is_told(tmp_path, capfd, monkeypatch):
     for resume in (["--resume"], ["--resume", "yes"]):
         code, shown = command(capfd, "pretrain", *out, *resume)
         assert code == 2
-        assert "holds no run to resume" in shown
+        assert "contains no run to resume" in shown
         assert "--resume auto" in shown
     assert not (tmp_path / "run").exists()
     signal_after(monkeypatch, {2})

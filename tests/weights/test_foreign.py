@@ -98,7 +98,7 @@ def test_official_moco_with_head_and_queue(name, head, method, zipped, tmp_path,
     assert same_features(run, query)
     shown = capfd.readouterr().out
     words = ["MoCo, under module.encoder_q.", "64 keys", f"{head}, 16 dimensions", "200"]
-    words += ["keeps the head and the queue", f"hardmix knn {out} --data.root DIR"]
+    words += ["The head and the queue are in", f"hardmix knn {out} --data.root DIR"]
     assert all(word in shown for word in words)
 
 
@@ -273,7 +273,7 @@ def test_other_models_of_timm_by_name_with_a_word_on_their_normalisation(tmp_pat
         wanted = model.forward_head(model.forward_features(theirs), pre_logits=True)
         ours = normalise(pixels.clone(), *channel_statistics(3))
         assert torch.allclose(load_encoder(run.path)(ours), wanted, atol=1e-4)
-    assert "its first layer was changed" in capfd.readouterr().out
+    assert "its first layer was adapted" in capfd.readouterr().out
     with pytest.raises(InputError, match=r"fails on images of shape \(2, 3, 96, 96\)"):
         import_weights(file, tmp_path / "b", backbone=f"timm:{name}", image_size=96)
     assert not (tmp_path / "b").exists()
@@ -305,7 +305,7 @@ def test_code_in_a_file_never_runs(zipped, forced, tmp_path, monkeypatch):
     torch.save(content, file, _use_new_zipfile_serialization=zipped)
     words = refused(file, tmp_path)
     assert not harm.exists()
-    assert "mkdir, and hardmix runs no code from a file" in words
+    assert "mkdir, but hardmix executes no code from a file" in words
     assert "save_file(" in words
 
 
@@ -331,7 +331,7 @@ def script(file) -> None:
 def test_what_a_file_needs_beyond_tensors_is_named(write, needs, tmp_path):
     write(tmp_path / "weights.pth")
     words = refused(tmp_path / "weights.pth", tmp_path)
-    assert f"{needs}, and hardmix runs no code" in words
+    assert f"{needs}, but hardmix executes no code" in words
     assert "safetensors" in words
 
 
@@ -367,7 +367,7 @@ def test_files_that_are_no_whole_weights_file(kind, tmp_path):
 def test_a_missing_file_and_a_folder(tmp_path):
     assert "nowhere.pth cannot be read: No such file" in refused(tmp_path / "nowhere.pth", tmp_path)
     words = refused(tmp_path, tmp_path)
-    assert "cannot be read: Is a directory; give a weights file (.pth" in words
+    assert "cannot be read: Is a directory; use a weights file (.pth" in words
 
 
 @pytest.mark.parametrize(
@@ -381,13 +381,13 @@ def test_a_missing_file_and_a_folder(tmp_path):
 )
 def test_files_without_named_tensors(content, words, tmp_path):
     torch.save(content, tmp_path / "weights.pth")
-    assert f"holds no tensors by name, {words}" in refused(tmp_path / "weights.pth", tmp_path)
+    assert f"contains no named tensors, {words}" in refused(tmp_path / "weights.pth", tmp_path)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda s: s.pop("layer3.0.conv1.weight"), "the file misses 1 (layer3.0.conv1.weight)"),
+        (lambda s: s.pop("layer3.0.conv1.weight"), "the file lacks 1 (layer3.0.conv1.weight)"),
         (
             lambda s: s.update({"layer1.0.se.fc1.weight": torch.zeros(3)}),
             "the file has unknown 1 (layer1.0.se.fc1.weight)",
@@ -403,17 +403,17 @@ def test_what_fits_no_backbone_is_told_with_the_nearest(change, words, tmp_path)
     change(state)
     torch.save(prefixed("module.", state), tmp_path / "weights.pth")
     shown = refused(tmp_path / "weights.pth", tmp_path)
-    assert "fits no backbone of hardmix; the nearest is resnet18" in shown
+    assert "does not fit any backbone of hardmix; the closest is resnet18" in shown
     assert words in shown
-    assert "--backbone timm:NAME" in shown
+    assert "backbone to timm:NAME" in shown
 
 
 def test_a_named_backbone_that_does_not_fit_or_exist(tmp_path):
     file = tmp_path / "weights.pth"
     torch.save(resnet().state_dict(), file)
     shown = refused(file, tmp_path, backbone="resnet34")
-    assert "does not fit --backbone resnet34: of its tensors, the file misses 80 (layer1.2" in shown
-    assert "leave --backbone out" in shown
+    assert "does not fit backbone=resnet34: of its tensors, the file lacks 80 (layer1.2" in shown
+    assert "omit backbone" in shown
     assert "'resnet19' is unknown" in refused(file, tmp_path, backbone="resnet19")
 
 
@@ -421,7 +421,7 @@ def test_too_many_channels(tmp_path):
     state = resnet().state_dict() | {"conv1.weight": torch.zeros(64, 20, 7, 7)}
     torch.save(state, tmp_path / "weights.pth")
     shown = refused(tmp_path / "weights.pth", tmp_path)
-    assert "is a resnet18 for images of 20 channels: hardmix takes 1 to 16" in shown
+    assert "is a resnet18 for images of 20 channels: hardmix supports 1 to 16" in shown
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -438,10 +438,10 @@ def test_out_that_holds_a_run_is_not_touched(tmp_path):
     run = import_weights(tmp_path / "weights.pth", tmp_path / "a")
     before = run.encoder_file.read_bytes()
     torch.save(resnet().state_dict(), tmp_path / "weights.pth")
-    with pytest.raises(InputError, match=r"--out .*a holds the config.json of a run: choose"):
+    with pytest.raises(InputError, match=r"out=.*a already has a run.s config.json: choose"):
         import_weights(tmp_path / "weights.pth", tmp_path / "a")
     run.config_file.unlink()
-    with pytest.raises(InputError, match=r"holds the encoder.safetensors of a run"):
+    with pytest.raises(InputError, match=r"already has a run.s encoder.safetensors"):
         import_weights(tmp_path / "weights.pth", tmp_path / "a")
     assert run.encoder_file.read_bytes() == before
 
@@ -449,7 +449,7 @@ def test_out_that_holds_a_run_is_not_touched(tmp_path):
 def test_out_that_cannot_be_a_folder(tmp_path):
     file = tmp_path / "weights.pth"
     torch.save(resnet().state_dict(), file)
-    with pytest.raises(InputError, match=r"--out .* cannot be written: File exists"):
+    with pytest.raises(InputError, match=r"out=.* cannot be written: File exists"):
         import_weights(file, file)
     with pytest.raises(InputError, match=r"data.image_size=3 must be"):
         import_weights(file, tmp_path / "run", image_size=3)
@@ -480,7 +480,7 @@ LISTS = b"\x80\x02" + b"]" * 2_100_000 + b"."
     [
         (
             lambda file: zipped(file, b"\x80\x02" + b"]" * 50_000_000, zipfile.ZIP_DEFLATED),
-            r"has 0\.0 MB and holds 50\.0 MB in compressed form",
+            r"has 0\.0 MB and expands to 50\.0 MB",
         ),
         (lambda file: zipped(file, LISTS, zipfile.ZIP_STORED), "more than 2000000 operations"),
         (lambda file: zipped(file, LISTS, zipfile.ZIP_DEFLATED), "more than 2000000 operations"),

@@ -142,7 +142,7 @@ def test_features_of_timms_weights_are_those_of_timms_pixels(capfd):
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     found = trunk((pixels - mean[:, None, None]) / std[:, None, None])
     assert float((found - wanted).norm() / wanted.norm()) < 0.05
-    assert "first layer was changed" in capfd.readouterr().out
+    assert "first layer was adapted" in capfd.readouterr().out
 
 
 def test_pretraining_goes_on_from_an_imported_moco_checkpoint(tmp_path):
@@ -176,4 +176,4 @@ def test_resume_of_an_imported_run_trains_it_from_the_command_line(tmp_path, cap
         cli.main([*words.split(), "--train.batch-size", "16", "--data.workers", "0"])
     assert end.value.code == 0, capfd.readouterr().err
     assert not torch.equal(load_file(run.encoder_file)["conv1.weight"], before)
-    assert "Starts from the weights of" in capfd.readouterr().out
+    assert "Starting from" in capfd.readouterr().out

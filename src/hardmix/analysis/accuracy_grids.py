@@ -15,7 +15,7 @@ from hardmix.settings.titles import accuracy_titles
 
 BASELINE = "moco-v2"
 ACCURACIES = accuracy_titles()
-"""results/*.json that hold an accuracy, the paper's own first."""
+"""results/*.json with an accuracy, the paper's own first."""
 
 
 class Scored(NamedTuple):
@@ -27,7 +27,7 @@ class Scored(NamedTuple):
 
 
 def accuracies(record: RunRecord) -> dict[tuple[str, str, str], float]:
-    """Top-1 by (evaluation, protocol, data): only equal ones are compared."""
+    """Return top-1 by (evaluation, protocol, data); only equal ones are compared."""
     found = {}
     for name in ACCURACIES:
         result = record.results.get(name, {})
@@ -38,17 +38,17 @@ def accuracies(record: RunRecord) -> dict[tuple[str, str, str], float]:
 
 
 def comparable(config: PretrainConfig) -> str:
-    """Equal for runs that differ in nothing but method, mixing and seed."""
+    """Return a key that is equal for runs that differ only in method, mixing and seed."""
     kept = identity(settings(config), pooled=("train.seed",))
     return repr({k: v for k, v in kept.items() if k != "method" and not k.startswith("mix.")})
 
 
 def grid_pictures(records: Sequence[RunRecord]) -> Found:
-    """Fig. 3a and 3b over the largest set of comparable MoCHi runs."""
+    """Draw Fig. 3a and 3b over the largest set of comparable MoCHi runs."""
     chosen = _largest_grid(records)
     if chosen is None:
         return [], [
-            "No MoCHi run has a result (hardmix linear RUN or hardmix knn RUN): no Fig. 3a and 3b."
+            "No Fig. 3a and 3b: no MoCHi run has a result (hardmix linear RUN or hardmix knn RUN)."
         ]
     measure, scored = chosen
     cells = _cells([each for each in scored if _mixes(each.config)])
@@ -57,7 +57,7 @@ def grid_pictures(records: Sequence[RunRecord]) -> Found:
     pictures = [fig3a(cells, baseline, measure)]
     missing = _left_out(records, scored)
     if baseline is None:
-        missing.append("No MoCo-v2 run with the MoCHi runs' settings has a result: no Fig. 3b.")
+        missing.append("No Fig. 3b: no MoCo-v2 run with the MoCHi runs' settings has a result.")
         return pictures, missing
     size, _ = Counter(cell.num_hardest for cell in cells).most_common(1)[0]
     some = [cell for cell in cells if cell.num_hardest == size]
@@ -65,7 +65,7 @@ def grid_pictures(records: Sequence[RunRecord]) -> Found:
 
 
 def embedding_space(records: Sequence[RunRecord]) -> Found:
-    """Fig. 3c, of the runs that have results/embedding.json."""
+    """Draw Fig. 3c, of the runs that have results/embedding.json."""
     places, without = [], []
     for record in records:
         result = record.results.get("embedding", {})
@@ -75,14 +75,14 @@ def embedding_space(records: Sequence[RunRecord]) -> Found:
         else:
             without.append(str(record.run.path))
     missing = [
-        f"Fig. 3c leaves out {', '.join(without)}: hardmix analyze RUN measures alignment and"
-        " uniformity, where labels exist."
+        f"Fig. 3c omits {', '.join(without)}: hardmix analyze RUN measures alignment and"
+        " uniformity if there are labels."
     ]
     return [fig3c(places)] if places else [], missing if without else []
 
 
 def _largest_grid(records: Sequence[RunRecord]) -> tuple[str, list[Scored]] | None:
-    """The evaluation and settings that most MoCHi settings share; the paper's own before others."""
+    """Return the evaluation and settings that most MoCHi settings share, the paper's first."""
     groups: dict[Any, list[Scored]] = defaultdict(list)
     for record in records:
         if record.config is None or not _is_plain(record.config):
@@ -103,7 +103,7 @@ def _largest_grid(records: Sequence[RunRecord]) -> tuple[str, list[Scored]] | No
 
 
 def _is_plain(config: PretrainConfig) -> bool:
-    """MoCo-v2, or the paper's MoCHi and none of its variants."""
+    """Return whether it is MoCo-v2 or the paper's MoCHi, not a variant."""
     if config.method == "mochi":
         return config.mix.strategy == "mochi" and config.mix.real_negatives == "keep"
     return config.method == BASELINE
@@ -118,7 +118,7 @@ def _setting(config: PretrainConfig) -> tuple[int, int, int]:
 
 
 def _cells(scored: Sequence[Scored], *, plain: bool = False) -> list[MochiSetting]:
-    """Mean and deviation over the runs of each setting; MoCo-v2 (`plain`) has only one."""
+    """Return mean and deviation over the runs of each setting; MoCo-v2 (`plain`) has one."""
     by_setting: dict[tuple[int, int, int], list[float]] = defaultdict(list)
     for each in scored:
         by_setting[(0, 0, 0) if plain else _setting(each.config)].append(each.accuracy)
@@ -131,11 +131,11 @@ def _cells(scored: Sequence[Scored], *, plain: bool = False) -> list[MochiSettin
 
 
 def _left_out(records: Sequence[RunRecord], scored: Sequence[Scored]) -> list[str]:
-    """MoCHi runs that Fig. 3a and 3b cannot show beside the others."""
+    """Return sentences about MoCHi runs that Fig. 3a and 3b cannot show with the others."""
     inside = {str(each.record.run.path) for each in scored}
     return [
-        f"{record.run.path} is left out of Fig. 3a and 3b: it has other settings than the others"
-        " there, or no result of their kind."
+        f"{record.run.path} is omitted from Fig. 3a and 3b: its settings differ from those of the"
+        " other runs, or it lacks their result."
         for record in records
         if record.config is not None
         and _mixes(record.config)

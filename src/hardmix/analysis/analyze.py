@@ -1,4 +1,4 @@
-"""`hardmix analyze RUN...`: the paper's figures, and more, for any runs.
+"""`hardmix analyze RUN...`: the paper's figures and more, for any runs.
 
 Figures of one run go to RUN/figures, those that compare runs to a folder of their own. What cannot
 be drawn is said, and the rest drawn.
@@ -24,9 +24,9 @@ class Analysis:
     """What `analyze` drew, and what it could not."""
 
     pictures: list[tuple[Path, Picture]] = field(default_factory=list)
-    """Each with the folder it was written to."""
+    """Pictures, each with the folder it was written to."""
     missing: list[str] = field(default_factory=list)
-    """Sentences."""
+    """Sentences about what is missing."""
 
 
 def analyze(runs: Sequence[Path | str], out: Path | None = None) -> Analysis:
@@ -37,12 +37,12 @@ def analyze(runs: Sequence[Path | str], out: Path | None = None) -> Analysis:
     check_installed()
     opened = [Run.open(path) for path in dict.fromkeys(Path(path) for path in runs)]
     if not opened:
-        raise InputError("no run is named: hardmix analyze RUN [RUN ...].")
+        raise InputError("name at least one run: hardmix analyze RUN [RUN ...].")
     folder = out or (opened[0].figures if len(opened) == 1 else Path("figures"))
     try:
-        folder.mkdir(parents=True, exist_ok=True)  # before the work, not after
+        folder.mkdir(parents=True, exist_ok=True)  # fail before the work, not after
     except OSError as error:
-        raise InputError(f"--out {folder} cannot be made: {error.strerror}.") from error
+        raise InputError(f"out={folder} cannot be created: {error.strerror}.") from error
     analysis = Analysis()
     records = read_runs([run.path for run in opened])
     for record in records:
@@ -59,7 +59,7 @@ def analyze(runs: Sequence[Path | str], out: Path | None = None) -> Analysis:
 
 
 def compare(records: Sequence[RunRecord]) -> Found:
-    """The figures that compare runs, from their metrics and results alone; never an exception.
+    """Draw the figures that compare runs, from their metrics and results; never raises.
 
     `hardmix.runs.reading.read_runs` makes records of folders.
     """
@@ -72,7 +72,7 @@ def compare(records: Sequence[RunRecord]) -> Found:
     for name, draw in _COMPARISONS.items():
         try:
             drawn, sentences = draw(records)
-        except Exception as error:  # a strange number in one run must not cost the whole page
+        except Exception as error:  # a faulty number in one run must not prevent the whole page
             drawn, sentences = [], [f"{name} cannot be drawn: {type(error).__name__}: {error}."]
         pictures.extend(drawn)
         missing.extend(sentences)
@@ -80,8 +80,8 @@ def compare(records: Sequence[RunRecord]) -> Found:
 
 
 def portray(record: RunRecord) -> Found:
-    """The figures of one run; encoder and images are looked at unless that was done before."""
-    # Here and not above: torchvision takes seconds, and a report looks at no image.
+    """Draw the figures of one run, using encoder and images unless that was done before."""
+    # Imported here: torchvision takes seconds to import, and a report needs no images.
     from hardmix.analysis.embedding import look_at_features
     from hardmix.analysis.gallery import look_at_queue
 
@@ -91,20 +91,20 @@ def portray(record: RunRecord) -> Found:
         try:
             drawn, sentences = look(run)
         except (InputError, OSError) as error:
-            drawn, sentences = [], [f"{run.path} has no {name}: {error}"]
+            drawn, sentences = [], [f"No {name} of {run.path}: {error}"]
         pictures.extend(drawn)
         missing.extend(sentences)
     return pictures, missing
 
 
 def sketch(record: RunRecord) -> Found:
-    """The figures of one run that need no encoder: Fig. 2a and the similarities over training."""
+    """Draw the figures of one run that need no encoder: Fig. 2a and the similarities."""
     first, second = matching_probabilities([record]), similarities(record)
     return first[0] + second[0], first[1] + second[1]
 
 
 def toy(out: Path, **settings: int) -> Picture:
-    """`hardmix toy`: Fig. 1, drawn and written."""
+    """Draw and write Fig. 1, as `hardmix toy` does."""
     check_installed()
     picture = toy_sphere(**settings)
     _write(Analysis(), out, [picture])

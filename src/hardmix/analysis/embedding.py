@@ -24,30 +24,30 @@ from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.config import DataConfig
 
 MOST_IMAGES = 50_000
-"""Images whose features are measured: all of ImageNet's validation set."""
+"""Most images whose features are measured: all of ImageNet's validation set."""
 MOST_THUMBNAILS = 300
 THUMBNAIL = 28
-"""Pixels."""
+"""Pixels of a thumbnail's side."""
 THUMBNAIL_BYTES = 220_000
-"""Of all of a map's thumbnails, so that its JSON stays below 400 kB."""
+"""Most bytes of a map's thumbnails, so that its JSON stays below 400 kB."""
 NARROW = 0.02
-"""Share of the directions below which the effective rank is called a collapse."""
+"""Fraction of the directions below which the effective rank is reported as a collapse."""
 
 
 class MeasuredRun(NamedTuple):
-    """What `measure_run` looked at and found."""
+    """What `measure_run` measured, and on which images."""
 
     images: ImageSet
     split: str
     features: Features
     measured: dict[str, Any]
     missing: list[str]
-    """Sentences."""
+    """Sentences about what is missing."""
 
 
 def look_at_features(run: Run) -> Found:
-    """Map and spectrum, and results/embedding.json; what is there already is not made again."""
-    load_encoder(run.path)  # says in words what is wrong with it
+    """Draw map and spectrum and write results/embedding.json, unless they are up to date."""
+    load_encoder(run.path)  # raises InputError if it cannot be loaded
     mark = f"{_digest(run)} hardmix {versions()['hardmix']}"
     kept = [load(run.figures, name, mark) for name in ("embedding-map", "feature-spectrum")]
     there = [picture for picture in kept if picture is not None]
@@ -70,7 +70,7 @@ def look_at_features(run: Run) -> Found:
 
 
 def measure_run(run: Run, data: DataConfig | None = None) -> MeasuredRun:
-    """Write results/embedding.json, on the run's own images or on others; no figure is drawn."""
+    """Write results/embedding.json, on the run's own images or others, without figures."""
     config = run.config()
     data = data or config.data
     encoder = load_encoder(run.path)
@@ -86,7 +86,7 @@ def measure_run(run: Run, data: DataConfig | None = None) -> MeasuredRun:
 
 
 def measure(features: Features) -> tuple[dict[str, Any], list[str]]:
-    """App. A's two losses, singular values and effective rank of features, and what is missing."""
+    """Return App. A's losses, singular values and effective rank, and what is missing."""
     missing = []
     aligned = None
     try:
@@ -114,10 +114,10 @@ def measure(features: Features) -> tuple[dict[str, Any], list[str]]:
 
 
 def singular_values(features: Float[Tensor, "n dim"]) -> Float[Tensor, " rank"]:
-    """Of the features at unit length, then centred; as many as there can be, largest first."""
+    """Return the singular values of features at unit length, then centred, largest first."""
     number, dim = features.shape
     products, total = torch.zeros(dim, dim).double(), torch.zeros(dim).double()
-    for some in features.split(CHUNK):  # in float64 all at once may fill the memory
+    for some in features.split(CHUNK):  # all at once in float64 may fill the memory
         unit = normalize(some.double(), dim=1)
         products.addmm_(unit.T, unit)
         total += unit.sum(dim=0)
@@ -136,7 +136,7 @@ def effective_rank(values: Float[Tensor, " rank"]) -> float:
 
 
 def map_points(features: Features, images: ImageSet, seed: int) -> MapPoints:
-    """At most `MOST` images in the plane, thumbnails for some of them."""
+    """Return at most `MOST` images in the plane, with thumbnails for some of them."""
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(features.ids), generator=generator)[:MOST].sort().values
     places = tsne(normalize(features.features[chosen].float(), dim=1), seed)
@@ -155,7 +155,7 @@ def map_points(features: Features, images: ImageSet, seed: int) -> MapPoints:
 
 
 def _evaluation_images(data: DataConfig, seed: int) -> tuple[str, ImageSet]:
-    """Test images where there are some, else those of training."""
+    """Return the test images if there are any, otherwise the training images."""
     split = "test" if has_test(data) else "training"
     images = open_images(data, "test" if split == "test" else "train", seed)
     return split, images.subset(MOST_IMAGES, seed)

@@ -32,32 +32,32 @@ QUERIES = 8
 HARDEST = 8
 POINTS = 4
 THUMBNAIL = 56
-"""Pixels."""
+"""Pixels of a thumbnail's side."""
 
 
 class Scene(NamedTuple):
-    """Sample queries before the queue."""
+    """Sample queries compared with the queue."""
 
     images: ImageSet
     ids: list[int]
-    """Of the queries."""
+    """Ids of the queries."""
     memory: MemoryQueue
     similarity: Float[Tensor, "batch K"]
     own: Bool[Tensor, "batch K"]
-    """Keys of the query's own image: no negatives to look at."""
+    """Keys of the query's own image, which are not shown as negatives."""
     plan: MixPlan | None
     synthetic: Float[Tensor, "batch S"]
     """Similarities of the plan's points."""
 
 
 def look_at_queue(run: Run) -> Found:
-    """The run's gallery; an `InputError` says why there is none."""
+    """Draw the run's gallery; raises InputError with the reason if that is impossible."""
     config = run.config()
     if not config.uses("train.queue_size"):
         raise InputError(f"a run of the method {config.method} has no queue.")
     found = run.load_checkpoint()
     if found is None:
-        raise InputError("it has no checkpoint, which holds the queue.")
+        raise InputError("it has no checkpoint, which contains the queue.")
     tensors, manifest, _ = found
     mark = f"{manifest['sha256'][:16]} hardmix {versions()['hardmix']}"
     kept = load(run.figures, "gallery", mark)
@@ -65,19 +65,19 @@ def look_at_queue(run: Run) -> Found:
         return [kept], []
     images = open_images(config.data, "train", config.train.seed)
     if manifest["data"] != fingerprint(images):
-        raise InputError("its images have changed since: the queue's ids mean other ones.")
+        raise InputError("its images have changed since: the queue's ids refer to other images.")
     method = restore(config, tensors)
     assert method.memory is not None, "it uses train.queue_size"
     scene = look(method, method.memory, images, sample_ids(images, config.train.seed))
     queries = [_query(scene, row) for row in range(len(scene.ids))]
     own = int(scene.own.sum())
     note = " Images are embedded by the query encoder from their evaluation crop."
-    note += f" Keys of a query's own image are left out ({own} in all)." if own else ""
+    note += f" Keys of a query's own image are omitted ({own} in total)." if own else ""
     return [replace(gallery(queries, note), mark=mark)], []
 
 
 def restore(config: PretrainConfig, tensors: dict[str, Tensor]) -> Method:
-    """Encoders and queue of a checkpoint, in evaluation mode."""
+    """Restore encoders and queue from a checkpoint, in evaluation mode."""
     method = build_method(config, Materials(choose_compute("cpu", "fp32")))
     prefix = "objective."
     state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
@@ -85,14 +85,14 @@ def restore(config: PretrainConfig, tensors: dict[str, Tensor]) -> Method:
         method.load_state_dict(state)
     except RuntimeError as error:
         raise InputError(
-            "its checkpoint does not fit its config: it was trained around a network of your own,"
-            " or by another version."
+            "its checkpoint does not fit its config: it was trained with your own network, or by"
+            " another version."
         ) from error
     return method.eval()
 
 
 def sample_ids(images: ImageSet, seed: int) -> list[int]:
-    """Readable images, the same for the same seed; one of each class before a second of any."""
+    """Return readable images chosen by the seed; one of each class before a second of any."""
     order: list[int] = permutation(seed_of("gallery", seed), 0, len(images)).tolist()
     if images.labels is not None:
         labels, seen = images.labels.tolist(), dict[int, int]()
@@ -117,7 +117,7 @@ def sample_ids(images: ImageSet, seed: int) -> list[int]:
 
 @torch.no_grad()
 def look(method: Method, memory: MemoryQueue, images: ImageSet, ids: list[int]) -> Scene:
-    """Embed the sample images, compare them with the queue, and plan their points as training."""
+    """Embed the sample images, compare them with the queue, and plan points as in training."""
     config = method.config
     size = config.data.image_size
     crops = torch.stack([evaluation_crop(images.image(index), size) for index in ids])
@@ -132,7 +132,7 @@ def look(method: Method, memory: MemoryQueue, images: ImageSet, ids: list[int]) 
 
 
 def _query(scene: Scene, row: int) -> Query:
-    """The hardest negatives of one query, and the parents of its hardest points."""
+    """Return the hardest negatives of one query, and the parents of its hardest points."""
     index = scene.ids[row]
     hidden = scene.own[row] | (scene.memory.ids < 0)
     allowed = scene.similarity[row].masked_fill(hidden, -torch.inf)

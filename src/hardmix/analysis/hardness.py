@@ -1,4 +1,4 @@
-"""Sec. 3.2, how hard the negatives are: Fig. 2a and the similarities, from hardness.jsonl."""
+"""Sec. 3.2, the hardness of negatives: Fig. 2a and the similarities, from hardness.jsonl."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from hardmix.analysis.figures.picture import Found
 from hardmix.runs.reading import RunRecord
 
 MOST_RANKS = 160
-"""Ranks drawn, evenly on the logarithmic axis."""
+"""Number of ranks drawn, evenly spaced on the logarithmic axis."""
 
 KINDS = {
     "positive": "positives (keys)",
@@ -28,22 +28,22 @@ KINDS = {
 
 
 def matching_probabilities(records: Sequence[RunRecord]) -> Found:
-    """Fig. 2a for these runs, and which of them it leaves out."""
+    """Draw Fig. 2a for these runs; the sentences tell which of them it omits."""
     found = [(record, _ranks(record)) for record in records]
     without = [str(record.run.path) for record, ranks in found if not ranks]
     missing = []
     if without:
         missing.append(
-            f"Fig. 2a leaves out {', '.join(without)}: no matching probabilities (hardness.jsonl)."
+            f"Fig. 2a omits {', '.join(without)}: no matching probabilities (hardness.jsonl)."
         )
     runs = [(record.label, ranks) for record, ranks in found if ranks]
     if len(runs) > MOST_PANELS:
-        missing.append(f"Fig. 2a shows the first {MOST_PANELS} of {len(runs)} runs.")
+        missing.append(f"Fig. 2a shows only the first {MOST_PANELS} of {len(runs)} runs.")
     return [fig2a(runs)] if runs else [], missing
 
 
 def half_holders(record: RunRecord) -> list[float]:
-    """Share of the recorded negatives that holds half of their matching probability, by epoch."""
+    """Return, by epoch, the fraction of negatives with half of the matching probability."""
     found = []
     for line in record.hardness:
         probability: list[float] = line.get("matching_probability", [])
@@ -55,7 +55,7 @@ def half_holders(record: RunRecord) -> list[float]:
 
 
 def similarities(record: RunRecord) -> Found:
-    """Histograms of similarities over training, where they were recorded."""
+    """Draw histograms of similarities over training, if they were recorded."""
     kinds = []
     for key, words in KINDS.items():
         epochs = [
@@ -79,7 +79,7 @@ def _ranks(record: RunRecord) -> list[Ranks]:
 
 
 def _thin(epoch: int, probability: list[float]) -> Ranks:
-    """Ranks that are even on a logarithmic axis; a probability of 0 has no place on one."""
+    """Return ranks evenly spaced on a logarithmic axis, without probabilities of 0."""
     last = len(probability)
     wanted = sorted({round(last ** (i / (MOST_RANKS - 1))) for i in range(MOST_RANKS)})
     kept = [rank for rank in wanted if probability[rank - 1] > 0]

@@ -1,4 +1,4 @@
-"""What metrics.jsonl tells over training: the proxy task (Fig. 2b, App. B.1), false negatives.
+"""Curves from metrics.jsonl: the proxy task (Fig. 2b, App. B.1) and false negatives.
 
 Sec. 3.2 asks how many queries find their key, Sec. 3.3 what a class oracle sees (Fig. 2c).
 """
@@ -23,7 +23,7 @@ from hardmix.analysis.figures.picture import Found
 from hardmix.runs.reading import RunRecord, number
 
 MOST_POINTS = 400
-"""Of a curve; longer ones become the means of as many parts."""
+"""Most points of a curve; longer ones become the means of as many parts."""
 EPOCHS_TO_AVERAGE = 8
 """A shorter run is drawn line by line."""
 
@@ -33,7 +33,7 @@ FALSE_SHARES = {
     "synthetic_both_false": BOTH_PARENTS,
     "synthetic_query_false": QUERY_PARENT,
 }
-"""Keys of metrics.jsonl, in words. Oracle runs count what they discard, too."""
+"""Keys of metrics.jsonl in words. Oracle runs also count the negatives they discard."""
 
 
 def proxy_task(records: Sequence[RunRecord]) -> Found:
@@ -42,7 +42,7 @@ def proxy_task(records: Sequence[RunRecord]) -> Found:
     for record in records:
         epochs, mixed = curve(record.metrics, "proxy_accuracy_mixed")
         real_epochs, real = curve(record.metrics, "proxy_accuracy")
-        # Without synthetic points both are the same line: it is drawn once, without markers.
+        # Without synthetic points both lines are the same: only one is drawn, without markers.
         if not mixed or (epochs, mixed) == (real_epochs, real):
             epochs, mixed, real = real_epochs, real, []
         if mixed:
@@ -50,12 +50,12 @@ def proxy_task(records: Sequence[RunRecord]) -> Found:
         if real:
             lines.append(Curve(record.label, REAL_ONLY, record.hue, real_epochs, real))
     if not lines:
-        return [], ["No run logged the proxy task: no Fig. 2b."]
+        return [], ["No Fig. 2b: no run logged the proxy task."]
     return [fig2b(lines, _temperatures(records))], []
 
 
 def false_negatives(records: Sequence[RunRecord]) -> Found:
-    """Fig. 2c: shares of false negatives over training of every run whose images have labels."""
+    """Fig. 2c: false negatives over training of every run whose images have labels."""
     lines = []
     for record in records:
         for key, kind in FALSE_SHARES.items():
@@ -63,14 +63,14 @@ def false_negatives(records: Sequence[RunRecord]) -> Found:
             if shares:
                 lines.append(Curve(record.label, kind, record.hue, epochs, shares))
     if not lines:
-        return [], ["No run logged false negatives, which takes labels: no Fig. 2c."]
+        return [], ["No Fig. 2c: no run logged false negatives, which need labels."]
     oracle = any(record.settings.get("oracle") is True for record in records)
     note = " Oracle runs discard them in training; here they are counted." if oracle else ""
     return [fig2c(lines, note)], []
 
 
 def curve(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float], list[float]]:
-    """A measure over training: epochs, with fractions, and values; what is no number is left out.
+    """Return a metric over training: fractional epochs and values; non-numbers are skipped.
 
     A line of metrics.jsonl is one batch. From `EPOCHS_TO_AVERAGE` epochs on, a point is the mean of
     an epoch's lines, in its middle.
@@ -86,7 +86,7 @@ def curve(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float], li
 
 
 def steps_per_epoch(lines: Sequence[Mapping[str, Any]]) -> float:
-    """The last step of every epoch is logged: there, step / (epoch + 1) is largest."""
+    """Return steps per epoch: at an epoch's last line, step / (epoch + 1) is largest."""
     largest = 0.0
     for line in lines:
         step, epoch = number(line.get("step")), number(line.get("epoch"))
@@ -96,12 +96,12 @@ def steps_per_epoch(lines: Sequence[Mapping[str, Any]]) -> float:
 
 
 def epoch_means(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    """Mean of a measure over each epoch that has it, in order."""
+    """Return the mean of a metric over each epoch that has it, in order."""
     return [fmean(values) for _, values in _by_epoch(lines, key)]
 
 
 def thin(values: list[float]) -> list[float]:
-    """At most `MOST_POINTS` of them: means of consecutive parts."""
+    """Return at most `MOST_POINTS` values: means of consecutive parts."""
     count = len(values)
     if count <= MOST_POINTS:
         return [float(f"{value:.6g}") for value in values]
@@ -120,7 +120,7 @@ def _by_epoch(lines: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, l
 
 
 def _temperatures(records: Sequence[RunRecord]) -> str:
-    """App. B.1 compares at one temperature: another makes another task."""
+    """Return a note if temperatures differ: App. B.1 compares at a single one."""
     temperatures = sorted(
         {
             record.config.train.temperature

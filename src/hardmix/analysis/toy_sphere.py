@@ -1,4 +1,4 @@
-"""Fig. 1: random embeddings on the unit sphere, and what MoCHi makes of the hardest ones."""
+"""Fig. 1: random embeddings on the unit sphere, and MoCHi's points from the hardest ones."""
 
 import torch
 from torch.nn.functional import normalize
@@ -24,8 +24,8 @@ def toy_sphere(
     number = 1 + num_memory + num_pairs + num_with_query
     if dim < 2 or num_memory < 2 or number > MOST:
         raise InputError(
-            f"dim={dim}, num_memory={num_memory}, {number} points in all: there must be 2"
-            f" dimensions and 2 negatives or more, and at most {MOST} points."
+            f"dim={dim}, num_memory={num_memory}, {number} points in total: at least 2 dimensions"
+            f" and 2 negatives are needed, and at most {MOST} points are supported."
         )
     generator = torch.Generator().manual_seed(seed_of("toy sphere", seed))
     query = normalize(torch.randn(1, dim, generator=generator), dim=1)

@@ -1,4 +1,4 @@
-"""t-SNE: neighbours in a high-dimensional space, in the plane."""
+"""t-SNE: maps vectors to the plane, keeping neighbours together."""
 
 import torch
 from jaxtyping import Float
@@ -8,16 +8,16 @@ from hardmix.errors import InputError
 from hardmix.runtime.console import say
 
 MOST = 5000
-"""Points of a map: more take minutes and cover each other."""
+"""Most points of a map: more take minutes and hide each other."""
 PERPLEXITY = 30.0
 FEWEST = 5
 
 
 def tsne(vectors: Float[Tensor, "n dim"], seed: int) -> Float[Tensor, "n 2"]:
-    """Places in the plane, the same for the same seed; at most `MOST` vectors."""
+    """Return places in the plane, reproducible by the seed, of at most `MOST` vectors."""
     number = len(vectors)
     if not FEWEST <= number <= MOST:
-        raise InputError(f"t-SNE of {number} points: it takes {FEWEST} to {MOST}.")
+        raise InputError(f"t-SNE of {number} points: it needs {FEWEST} to {MOST}.")
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
@@ -27,7 +27,7 @@ def tsne(vectors: Float[Tensor, "n dim"], seed: int) -> Float[Tensor, "n 2"]:
         init="pca" if vectors.shape[1] > 1 else "random",
         random_state=seed % 2**32,
     )
-    # With several threads sums are rounded in another order each time, and the map is another one.
+    # With several threads, sums are rounded in varying order, and the map differs each time.
     with threadpool_limits(limits=1):
         found = places.fit_transform(vectors.detach().float().cpu().numpy())
     return torch.from_numpy(found)

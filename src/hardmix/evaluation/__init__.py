@@ -1,1 +1,1 @@
-"""What a trained encoder is worth, one file each."""
+"""Evaluations of a trained encoder, one file each."""

@@ -1,4 +1,4 @@
-"""The evaluations by their commands: one line each. Options and titles stand in settings."""
+"""The evaluations by their commands, one line each. Options and titles are in settings/."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +11,14 @@ from hardmix.settings.titles import EVALUATION_TITLES
 
 
 class Evaluation(NamedTuple):
-    """A way to judge a run's encoder: makes a command, a result file, a title and a column."""
+    """A way to evaluate a run's encoder; gives a command, a result file, a title and a column."""
 
     title: str
-    """Of the report's table and the sweep's column."""
+    """Title in the report's table and the sweep's columns."""
     Options: type
-    """What can be chosen; settings without torch."""
+    """Class of its options; imports no torch."""
     measure: Callable[[Path, Any, DataConfig | None], dict[str, Any]]
-    """From a run's folder, options, and other images than its own, to what it wrote."""
+    """Takes a run's folder, options and data (None: the run's), and returns the result written."""
 
 
 MEASURES: dict[str, Callable[[Path, Any, DataConfig | None], dict[str, Any]]] = {
@@ -31,4 +31,4 @@ EVALUATIONS: dict[str, Evaluation] = {
     name: Evaluation(EVALUATION_TITLES[name], EVALUATION_OPTIONS[name], measure)
     for name, measure in MEASURES.items()
 }
-"""By the name of the command and of the result file."""
+"""Every evaluation by name, which is that of its command and of its result file."""

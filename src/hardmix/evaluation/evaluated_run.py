@@ -1,4 +1,4 @@
-"""A run under evaluation: its encoder, and labelled images to judge it by."""
+"""A run under evaluation: its encoder, and labelled images to evaluate it on."""
 
 import time
 from dataclasses import replace
@@ -21,36 +21,36 @@ from hardmix.settings.config import DataConfig
 from hardmix.settings.evaluation_options import Baseline, EvaluationPrecision
 
 HELD_OUT = 0.2
-"""Share of the images that is the test set where the data has none."""
+"""Fraction of the images held out for testing if the data has no test split."""
 
 
 class EvaluatedRun(NamedTuple):
-    """An encoder and the images it is judged by."""
+    """An encoder and the images it is evaluated on."""
 
     run: Run
-    """Its folder."""
+    """The run's folder."""
     encoder: TrainedEncoder
-    """Frozen, on the device of `compute`."""
+    """The frozen encoder, on the device of `compute`."""
     data: DataConfig
-    """The run's own, or the one that was asked for."""
+    """The run's data config, or the one that was passed."""
     compute: Compute
-    """Where and how to compute."""
+    """Device and number format."""
     train: ImageSet
-    """With labels."""
+    """Labelled training images."""
     test: ImageSet
-    """With labels; a fifth of the images where the data has no test split."""
+    """Labelled test images; a fifth of all images if the data has no test split."""
     num_classes: int
-    """Of both."""
+    """Number of classes, the same in both."""
 
     started: float
-    """By the clock of `time.monotonic`."""
+    """Time of the start, by `time.monotonic`."""
 
     def features(self, trunk: nn.Module, images: ImageSet, title: str) -> Features:
-        """Frozen features of the evaluation crops."""
+        """Return the frozen features of the images' evaluation crops."""
         return extract(trunk, images, self.data, compute=self.compute, title=title)
 
     def split_features(self, trunk: nn.Module) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Features and labels of the training images, then of the test images."""
+        """Return features and labels of the training images, then of the test images."""
         train = self.features(trunk, self.train, "training features")
         test = self.features(trunk, self.test, "test features")
         return train.features, train.labels, test.features, test.labels
@@ -61,7 +61,7 @@ class EvaluatedRun(NamedTuple):
         """Show a table, write RUN/results/NAME.json, and return what was written."""
         result |= {"data": self.train.name, "seconds": time.monotonic() - self.started}
         shown = [[row, f"{each.top1:.4f}", f"{each.top5:.4f}"] for row, each in rows.items()]
-        table(title, ["", "top 1", "top 5"], shown)  # first: a full disk must not cost the numbers
+        table(title, ["", "top 1", "top 5"], shown)  # first, in case the disk is full
         file = self.run.write_result(name, result)
         say(f"Wrote {file}")
         return result
@@ -70,22 +70,22 @@ class EvaluatedRun(NamedTuple):
 def open_evaluated_run(
     path: Path, data: DataConfig | None = None, precision: EvaluationPrecision = "fp32"
 ) -> EvaluatedRun:
-    """The run in this folder on its own data, or on other data; everything checked first."""
+    """Open a run for evaluation on its own data or on other data, after checking everything."""
     started, run = time.monotonic(), Run.open(path)
     config = run.config()
     data = data or config.data
     encoder = load_encoder(path, or_checkpoint=True)
     if data.channels != encoder.channels:
         raise InputError(
-            f"data.channels={data.channels}, but {path} was trained on {encoder.channels}: choose"
-            " images with as many."
+            f"data.channels={data.channels}, but {path} was trained on images of"
+            f" {encoder.channels} channels: use such images."
         )
     train = open_images(data, "train", config.train.seed).labelled()
     if has_test(data):
         test = open_images(data, "test", config.train.seed).labelled()
     else:
         train, test = hold_out(train, config.train.seed)
-        say(f"No test split: {len(test)} of the images, drawn by the seed, are held out for it.")
+        say(f"No test split: {len(test)} images, chosen by the seed, are held out for testing.")
     num_classes = _num_classes(train, test)
     compute = choose_compute(config.train.device, precision)
     encoder.to(compute.device).to(memory_format=torch.channels_last)
@@ -93,14 +93,14 @@ def open_evaluated_run(
 
 
 def hold_out(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet]:
-    """Training and test images, where only training images exist."""
+    """Split images into training and test images, for data without a test split."""
     order = permutation(seed_of("held out", seed), 0, len(images))
     number = max(1, int(HELD_OUT * len(images)))
     return images.select(order[number:].sort().values), images.select(order[:number].sort().values)
 
 
 def baseline_trunk(evaluated: EvaluatedRun, baseline: Baseline) -> nn.Module:
-    """Raw pixels, or the same network with random weights."""
+    """Return an untrained baseline: raw pixels, or the same network with random weights."""
     if baseline == "pixels":
         return nn.Flatten()
     torch.manual_seed(seed_of("weights", evaluated.run.config().train.seed))
@@ -114,14 +114,14 @@ def _num_classes(train: ImageSet, test: ImageSet) -> int:
     classes, others = train.classes or (), test.classes or ()
     if classes != others:
         raise InputError(
-            f"{train.name} has {len(classes)} classes and {test.name} {len(others)}: training and"
-            " test images must have the same."
+            f"{train.name} has {len(classes)} classes and {test.name} has {len(others)}: training"
+            " and test images must have the same classes."
         )
     if len(classes) < 2:
-        raise InputError(f"{train.name} has {len(classes)} class: an accuracy needs two or more.")
+        raise InputError(f"{train.name} has {len(classes)} class: accuracy needs at least two.")
     return len(classes)
 
 
 def single_view(data: DataConfig, min_scale: float) -> DataConfig:
-    """Random crop and flip, nothing else: how a classifier's training images are made."""
+    """Return the data config for training a classifier: random crop and flip only."""
     return replace(data, augmentation="plain", min_scale=min_scale, views=None)

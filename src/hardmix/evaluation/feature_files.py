@@ -1,4 +1,4 @@
-"""Features as files: `hardmix features`, and those that a run keeps so that they are made once."""
+"""Features as files: those of `hardmix features`, and those cached in a run's folder."""
 
 import csv
 import hashlib
@@ -27,19 +27,20 @@ from hardmix.settings.config import DataConfig
 
 FORMATS = (".safetensors", ".npy", ".csv")
 MOST_KEPT = 4 * 2**30
-"""Bytes of features that a run's folder keeps: those of a million images of 1,024 features."""
+"""Most bytes of features cached in a run's folder: a million images of 1,024 features."""
 
 
 def write_features(run: Path, data: DataConfig, out: Path) -> list[Path]:
-    """Features of every image, in the order of their names, which stand in a file beside them.
+    """Write the features of every image; returns the files written.
 
-    By the ending of `out`: .safetensors (features, labels; names of the classes in its metadata),
-    .npy (features), .csv (name, label, class, and a column for each feature).
+    The suffix of `out` sets the format: .csv (name, label, class, and a column for each feature),
+    .npy (features), or .safetensors (features and labels, with the classes' names in its metadata).
+    For the latter two, the images' names go to a .names.txt of the same name.
     """
     if out.suffix not in FORMATS:
-        raise InputError(f"--out {out}: its ending must be one of {', '.join(FORMATS)}.")
+        raise InputError(f"out={out} must end in one of {', '.join(FORMATS)}.")
     if out.exists():
-        raise InputError(f"--out {out} exists already: choose another name, or delete it.")
+        raise InputError(f"out={out} already exists: choose another name, or delete it.")
     features, images = features_of(run, data)
     names = [images.name_of(number) for number in features.ids.tolist()]
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -59,16 +60,16 @@ def write_features(run: Path, data: DataConfig, out: Path) -> list[Path]:
 def features_of(
     run: Path, data: DataConfig, encoder: TrainedEncoder | None = None
 ) -> tuple[Features, ImageSet]:
-    """Features of every training image of a data set, and the set.
+    """Return the features of a data set's training images, and the data set.
 
-    In float32: they leave the program, and are then what the encoder gives on any machine. They are
-    kept in RUN/features, and used again while encoder and images are the same.
+    They are computed in float32, so that they are the same on every machine. They are cached in
+    RUN/features and used again as long as encoder and images are the same.
     """
     encoder = encoder or load_encoder(run, or_checkpoint=True)
     if data.channels != encoder.channels:
         raise InputError(
-            f"data.channels={data.channels}, but {run} was trained on {encoder.channels}: choose"
-            " images with as many."
+            f"data.channels={data.channels}, but {run} was trained on images of"
+            f" {encoder.channels} channels: use such images."
         )
     images = open_images(data, "train")
     compute = choose_compute(precision="fp32")
@@ -84,7 +85,7 @@ def features_of(
 
 
 def kept_file(run: Path, data: DataConfig) -> Path:
-    """RUN/features/NAME-train-PLACE.safetensors: its images by name, and a hash of their place."""
+    """Return RUN/features/NAME-train-PLACE.safetensors; PLACE is a hash of the images' path."""
     name = data_name(data)
     root = os.path.abspath(os.path.expanduser(data.root)) if data.root else ""
     word = re.sub(r"[^\w.-]+", "-", os.path.basename(root)) if name == "folder" else name
@@ -93,7 +94,7 @@ def kept_file(run: Path, data: DataConfig) -> Path:
 
 
 def _mark(encoder: TrainedEncoder, images: ImageSet, data: DataConfig) -> str:
-    """Changes with everything that features depend on; of files also with the time of writing."""
+    """Return a hash of everything that features depend on, including the files' times."""
     digest = hashlib.sha256(fingerprint(images).encode())
     for file in images.files or ():
         try:
@@ -109,7 +110,7 @@ def _mark(encoder: TrainedEncoder, images: ImageSet, data: DataConfig) -> str:
 
 
 def _read_kept(file: Path, mark: str) -> Features | None:
-    """None where there are none, where they are of other images, or damaged."""
+    """Return the cached features; None if missing, damaged, or of other images."""
     try:
         with safe_open(file, "pt") as opened:
             if (opened.metadata() or {}).get("mark") != mark:
@@ -128,7 +129,7 @@ def _keep(file: Path, features: Features, mark: str) -> None:
         file.parent.mkdir(exist_ok=True)
         write_atomically(file, save(tensors, metadata={"mark": mark}))
     except OSError as error:
-        warn(f"the features are not kept ({error.strerror}): {file} cannot be written.")
+        warn(f"the features are not cached: {file} cannot be written ({error.strerror}).")
 
 
 def _tensors(features: Features, images: ImageSet) -> bytes:
@@ -154,7 +155,7 @@ def _csv(features: Features, names: list[str], classes: tuple[str, ...]) -> byte
 
 
 def csv_bytes(rows: list[list[Any]]) -> bytes:
-    """A table in the dialect that spreadsheets read, as UTF-8."""
+    """Return a table as CSV for spreadsheets, in UTF-8."""
     text = io.StringIO()
     csv.writer(text).writerows(rows)
     return text.getvalue().encode()

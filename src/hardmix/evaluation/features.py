@@ -1,4 +1,4 @@
-"""Encoders from files, and images to features: the frozen trunk, every image once."""
+"""Encoders loaded from files, and features of images from a frozen trunk."""
 
 import math
 import shlex
@@ -32,15 +32,15 @@ class Features(NamedTuple):
     """Features of a data set, in its order, on the CPU."""
 
     features: Float[Tensor, "n dim"]
-    """The trunk's, in float32."""
+    """The trunk's features, in float32."""
     labels: Int[Tensor, " n"]
-    """-1 where unknown."""
+    """Class of each image, -1 if unknown."""
     ids: Int[Tensor, " n"]
-    """Number of each image in the data set; unreadable ones are left out."""
+    """Index of each image in the data set; unreadable images are missing."""
 
 
 class TrainedEncoder(nn.Module):
-    """A trained trunk with the preprocessing it expects: images to features, for anybody's code."""
+    """A trained trunk with the preprocessing it expects: a module from images to features."""
 
     def __init__(self, trunk: nn.Module, backbone: str, image_size: int, channels: int) -> None:
         super().__init__()
@@ -50,14 +50,14 @@ class TrainedEncoder(nn.Module):
     def forward(
         self, images: Float[Tensor, "batch channels y x"]
     ) -> Float[Tensor, "batch features"]:
-        """The trunk's features, without the head (Sec. 4.3), of preprocessed images."""
+        """Return the trunk's features, without the head (Sec. 4.3), of preprocessed images."""
         features: Tensor = self.trunk(images)
         return features
 
     def preprocess(
         self, image: str | Path | Image.Image | UInt8[Tensor, "channels y x"]
     ) -> Float[Tensor, "channels size size"]:
-        """The evaluation crop of a file, a Pillow image or a uint8 tensor, normalised."""
+        """Return the normalised evaluation crop of a file, a Pillow image or a uint8 tensor."""
         if isinstance(image, Image.Image):
             image = convert_image(image, self.channels)
         elif not isinstance(image, Tensor):
@@ -73,10 +73,10 @@ def load_encoder(
     device: str = "cpu",
     or_checkpoint: bool = False,
 ) -> TrainedEncoder:
-    """The encoder of a run, or of its encoder.safetensors, in evaluation mode.
+    """Load the encoder of a run, or of its encoder.safetensors, in evaluation mode.
 
-    A run that was trained around a network of your own needs it again, as `trunk`. With
-    `or_checkpoint` a run that has not ended gives the encoder of its last checkpoint.
+    A run that was trained with your own network needs that network again, as `trunk`. With
+    `or_checkpoint`, the encoder of an unfinished run is loaded from its last checkpoint.
     """
     file = Path(run_or_file)
     if file.is_dir():
@@ -89,8 +89,8 @@ def load_encoder(
     if trunk is None:
         if facts["backbone"] == OWN_TRUNK:
             raise InputError(
-                f"{file} was trained around a network of your own: pass it as trunk=; or train with"
-                " --model.backbone mypackage:make_net, which every command can build again."
+                f"{file} was trained with your own network: pass it as trunk=, or train with"
+                " model.backbone=mypackage:make_net, which every command can build."
             )
         trunk = build_backbone(facts["backbone"], channels, image_size).trunk
     _load_exactly(trunk, weights, file)
@@ -109,7 +109,7 @@ def _read_encoder(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 
 def _read_checkpoint(run: Run, wanted: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The trunk as the newest whole checkpoint has it; nothing in the folder is changed."""
+    """Return the trunk's weights in the newest intact checkpoint, without changing the folder."""
     found = load_newest(run.checkpoints, set_aside=False) if wanted else None
     if found is None:
         raise InputError(
@@ -123,21 +123,21 @@ def _read_checkpoint(run: Run, wanted: bool) -> tuple[dict[str, str], dict[str, 
         for name, tensor in found.tensors.items()
         if name.startswith(prefix)
     }
-    say(f"{run.path} has not ended: this is its encoder after step {found.manifest['step']}.")
+    say(f"{run.path} is unfinished: using its encoder after step {found.manifest['step']}.")
     facts = {"backbone": config.model.backbone, "channels": str(config.data.channels)}
     return facts | {"image_size": str(config.data.image_size)}, weights
 
 
 def _trunk_prefix(found: Checkpoint) -> str:
-    """How names of the trunk's tensors begin; checkpoints of older versions do not say."""
+    """Return the prefix of the trunk's tensors, which older versions do not record."""
     told = found.manifest.get("trunk")
     places = [told] if isinstance(told, str) else ["pair.query.trunk", "trunk"]
     prefixes = [f"objective.{place}." for place in places]
     known = [each for each in prefixes if any(name.startswith(each) for name in found.tensors)]
     if not known:
         raise InputError(
-            f"{found.manifest['file']} does not say which of its tensors are the encoder's:"
-            " --resume the run to its end, or evaluate it with the version that wrote it."
+            f"{found.manifest['file']} does not say which of its tensors belong to the encoder:"
+            " resume the run to its end, or evaluate it with the version that wrote it."
         )
     return known[0]
 
@@ -146,11 +146,12 @@ def _load_exactly(trunk: nn.Module, weights: dict[str, Tensor], file: Path) -> N
     wanted = trunk.state_dict()
     missing, extra = sorted(wanted.keys() - weights), sorted(weights.keys() - wanted)
     other = [name for name in wanted.keys() & weights if wanted[name].shape != weights[name].shape]
-    for names, what in [(missing, "misses"), (extra, "has the unknown"), (other, "differs in")]:
+    faults = [(missing, "are missing"), (extra, "are unknown"), (other, "differ in shape")]
+    for names, what in faults:
         if names:
             raise InputError(
-                f"{file} does not fit {type(trunk).__name__}: it {what} {len(names)} of its"
-                f" tensors ({', '.join(names[:3])}): use the file and the network of one run."
+                f"{file} does not fit {type(trunk).__name__}: {len(names)} tensors {what}"
+                f" ({', '.join(names[:3])}): use the file and the network of the same run."
             )
     trunk.load_state_dict(weights)
 
@@ -166,12 +167,13 @@ def extract(
     title: str = "features",
     between: Callable[[], None] = lambda: None,
 ) -> Features:
-    """The trunk's features (no head: Sec. 4.3), in evaluation mode; its mode is restored.
+    """Return the trunk's features (without the head: Sec. 4.3), computed in evaluation mode.
 
-    `data` tells the size of the crops, the workers, and how many images may be unreadable.
-    `compute` is where the trunk is; unset, the trunk's own device in float32. Of many processes
-    each takes a run of consecutive images, and every one gets all features, each image once.
-    `between` is called before each batch, on all of them as often.
+    `data` gives the size of the crops, the workers, and how many images may be unreadable.
+    `compute` is where to compute; None means the trunk's own device, in float32. With several
+    processes, each takes consecutive images, and all get the features of every image once.
+    `between` is called before each batch, equally often on every process. The trunk's mode is
+    restored.
     """
     compute = compute or where_it_is(trunk)
     training = trunk.training
@@ -186,10 +188,10 @@ def extract(
         with progress(title, len(share)) as meter:
             for _ in range(rounds):
                 between()
-                for pictures, labels, ids in islice(batches, 1):  # none where all are unreadable
+                for pictures, labels, ids in islice(batches, 1):  # none if all are unreadable
                     with compute.autocast():
                         features = trunk(pictures.to(memory_format=torch.channels_last))
-                    parts += _arrived(late)  # those of the batch before: the device goes on
+                    parts += _arrived(late)  # of the previous batch: the device stays busy
                     late = Late(features.float()), labels, ids + first
                     meter.advance(sum(len(part[1]) for part in parts) + len(labels))
         parts += _arrived(late)
@@ -206,18 +208,18 @@ def extract(
 def _arrived(
     late: tuple[Late, Tensor, Tensor] | None,
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Features that are on the host, out of pinned memory, which is scarce."""
+    """Return features copied out of pinned memory, which is scarce."""
     return [] if late is None else [(late[0].read().clone(), *late[1:])]
 
 
 def where_it_is(trunk: nn.Module) -> Compute:
-    """The device of a network's weights, in float32."""
+    """Return the device of a network's weights, with float32."""
     device = next(trunk.parameters(), torch.empty(0)).device
     return Compute(device, False, "fp32: the network as it is")
 
 
 def _share_of(images: ImageSet, batch_size: int) -> tuple[int, ImageSet, int]:
-    """The first image of this process, all of its images, and the batches of the largest share."""
+    """Return this process's first image, its images, and the batches of the largest share."""
     number, many = len(images), world_size()
     first, end = (number * each // many for each in (rank(), rank() + 1))
     rounds = math.ceil(math.ceil(number / many) / batch_size)

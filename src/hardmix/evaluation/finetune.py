@@ -1,7 +1,7 @@
-"""`hardmix finetune RUN --labels 0.1`: all weights trained on a share of the labels.
+"""`hardmix finetune RUN --labels 0.1`: all weights trained on a fraction of the labels.
 
-Not in the paper; the usual semi-supervised evaluation. The subset has the same number of images of
-every class and is chosen by the seed.
+Not in the paper; the usual semi-supervised evaluation. The subset has the same number of images
+from every class and is chosen by the seed.
 """
 
 import copy
@@ -58,7 +58,7 @@ def measure(path: Path, options: FinetuneConfig, data: DataConfig | None = None)
 def balanced_subset(
     labels: Int[Tensor, " n"], share: float, num_classes: int, seed: int
 ) -> Int[Tensor, " m"]:
-    """A share of the images, as many of every class; all of them where the share is 1."""
+    """Return a fraction of the images, equally many of every class; all of them if it is 1."""
     if share == 1.0:
         return torch.arange(len(labels))
     each = max(1, round(share * len(labels) / num_classes))
@@ -68,15 +68,15 @@ def balanced_subset(
         of_class = order[labels[order] == number]
         if len(of_class) < each:
             raise InputError(
-                f"finetune.labels={share} asks for {each} images of every class, and class"
-                f" {number} has {len(of_class)}: lower finetune.labels, or use 1.0 for all."
+                f"finetune.labels={share} needs {each} images of every class, but class {number}"
+                f" has {len(of_class)}: lower finetune.labels, or use 1.0 for all."
             )
         chosen.append(of_class[:each])
     return torch.cat(chosen).sort().values
 
 
 def train(evaluated: EvaluatedRun, trunk: nn.Module, config: FinetuneConfig) -> nn.Sequential:
-    """SGD with a cosine on trunk and classifier, each with its own learning rate."""
+    """Train trunk and classifier with SGD and a cosine, each with its own learning rate."""
     device = evaluated.compute.device
     classifier = new_classifier(_width(evaluated, trunk), evaluated.num_classes, config.seed)
     model = nn.Sequential(trunk, classifier).to(device).train()
@@ -105,7 +105,7 @@ def train(evaluated: EvaluatedRun, trunk: nn.Module, config: FinetuneConfig) -> 
 
 
 def score(evaluated: EvaluatedRun, model: nn.Module) -> Accuracy:
-    """Accuracy on the test images' centre crops."""
+    """Return the accuracy on the test images' centre crops."""
     test = evaluated.features(model, evaluated.test, "test")
     return accuracy_of(test.features, test.labels)
 

@@ -23,7 +23,7 @@ CHUNK = 1024
 
 
 def measure(path: Path, options: KnnOptions, data: DataConfig | None = None) -> dict[str, Any]:
-    """All training images vote for all test images; the result is RUN/results/knn.json."""
+    """Measure the k-NN accuracy of a run and write it to RUN/results/knn.json."""
     evaluated = open_evaluated_run(path, data, options.precision)
     trunks: dict[str, nn.Module] = {"encoder": evaluated.encoder}
     trunks |= {name: baseline_trunk(evaluated, name) for name in options.baseline}
@@ -40,8 +40,8 @@ def measure(path: Path, options: KnnOptions, data: DataConfig | None = None) -> 
         "train": len(evaluated.train),
         "test": len(evaluated.test),
     }
-    counts = f"{len(evaluated.train)} vote, {len(evaluated.test)} tested"
-    return evaluated.conclude("knn", result, f"k-NN accuracy (k {k}, {counts})", found)
+    counts = f"{len(evaluated.train)} training images, {len(evaluated.test)} test images"
+    return evaluated.conclude("knn", result, f"k-NN accuracy (k = {k}, {counts})", found)
 
 
 def knn_accuracy(
@@ -54,14 +54,14 @@ def knn_accuracy(
     temperature: float = 0.07,
     leave_one_out: bool = False,
 ) -> Accuracy:
-    """Accuracy of the k-NN vote, exact, a chunk of test images at a time.
+    """Return the accuracy of the exact k-NN vote.
 
-    `leave_one_out`: the test images are the training images, and none votes for itself.
+    With `leave_one_out`, the test images are the training images and none votes for itself.
     """
     if bool((train_labels < 0).any()) or bool((test_labels < 0).any()):
-        raise InputError("labels hold -1 (unknown): k-NN accuracy needs the class of every image.")
+        raise InputError("labels contain -1 (unknown): k-NN needs the class of every image.")
     if k < 1:
-        raise InputError(f"k={k} is below 1: it counts the neighbours that vote.")
+        raise InputError(f"k={k} must be at least 1: the number of neighbours that vote.")
     k = min(k, len(train_labels) - leave_one_out)
     train = normalize(train_features.float(), dim=1)
     classes = int(max(train_labels.max(), test_labels.max())) + 1

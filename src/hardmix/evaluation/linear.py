@@ -1,8 +1,8 @@
-"""`hardmix linear RUN`: how well a linear classifier does on the frozen trunk (Sec. 5, App. C.1).
+"""`hardmix linear RUN`: accuracy of a linear classifier on the frozen trunk (Sec. 5, App. C.1).
 
 The paper's protocol trains it on random crops, with official MoCo's details: trunk in evaluation
 mode, weights from N(0, 0.01), SGD with momentum 0.9 and no weight decay. `cached` extracts features
-once instead and fits in seconds: another protocol, and labelled so.
+once instead and fits in seconds; results are labelled as this other protocol.
 """
 
 import hashlib
@@ -33,11 +33,11 @@ from hardmix.settings.evaluation_options import (
 from hardmix.settings.schedules import step
 
 SMALL = 100_000
-"""With fewer training images than this, features are cached unless a preset is asked for."""
+"""With fewer training images than this, features are cached unless a preset is given."""
 
 
 def measure(path: Path, options: LinearOptions, data: DataConfig | None = None) -> dict[str, Any]:
-    """By the protocol that the options ask for; with none, cached features if images are few."""
+    """Run the protocol of the options; by default, cached features for small data sets."""
     evaluated = open_evaluated_run(path, data, options.precision)
     cached = options.cached
     if cached is None:
@@ -49,7 +49,7 @@ def measure(path: Path, options: LinearOptions, data: DataConfig | None = None) 
 
 
 def measure_cached(evaluated: EvaluatedRun, options: LinearOptions) -> dict[str, Any]:
-    """Features once, then a classifier for each seed; the result is RUN/results/linear-cached."""
+    """Fit a classifier per seed to cached features; writes RUN/results/linear-cached.json."""
     solver, seeds = options.solver, options.seeds
     arrays = evaluated.split_features(evaluated.encoder)
     found = [probe_accuracy(*arrays, solver=solver, seed=seed) for seed in range(seeds)]
@@ -63,19 +63,19 @@ def measure_cached(evaluated: EvaluatedRun, options: LinearOptions) -> dict[str,
         "top5_std": deviation5,
         "seeds": seeds,
     }
-    say("This is not the paper's protocol, which trains on random crops: see --preset.")
+    say("This is not the paper's protocol, which trains on random crops and needs a preset.")
     rows = {f"{solver}, {seeds} seeds, ± {deviation:.4f}": Accuracy(top1, top5)}
     return evaluated.conclude("linear-cached", result, "linear probe, cached features", rows)
 
 
 def cached_protocol(solver: ProbeSolver) -> str:
-    """What a result file says of the protocol that is not the paper's."""
+    """Return what a result file records about the cached protocol."""
     return f"cached features, {solver}: not the paper's"
 
 
 def measure_on_crops(evaluated: EvaluatedRun, options: LinearOptions) -> dict[str, Any]:
-    """The paper's protocol; the result is RUN/results/linear.json, its headline the last epoch."""
-    one_process_only("linear evaluation with a preset (--cached takes many)")
+    """Run the paper's protocol; writes RUN/results/linear.json, led by the last epoch."""
+    one_process_only("linear evaluation with a preset (cached can use several)")
     config, protocol = _protocol(evaluated, options)
     before = fingerprint(evaluated.encoder)
     test = evaluated.features(evaluated.encoder, evaluated.test, "test features")
@@ -102,7 +102,7 @@ def measure_on_crops(evaluated: EvaluatedRun, options: LinearOptions) -> dict[st
 
 
 def _protocol(evaluated: EvaluatedRun, options: LinearOptions) -> tuple[LinearConfig, str]:
-    """The preset asked for, or that of the run's recipe, with changes; and both in words."""
+    """Return the given preset, or that of the run's recipe, with changes; and a description."""
     recipe = evaluated.run.config().recipe
     fitting: LinearPreset = next((p for p in LINEAR_PRESETS if p == recipe), "imagenet100")
     preset = options.preset or fitting
@@ -115,11 +115,11 @@ def _protocol(evaluated: EvaluatedRun, options: LinearOptions) -> tuple[LinearCo
 def train_classifier(
     evaluated: EvaluatedRun, config: LinearConfig, test: Features
 ) -> list[dict[str, float]]:
-    """Train on random crops; test after every epoch on the centre crop."""
+    """Train on random crops; test on centre crops after every epoch."""
     if config.batch_size > len(evaluated.train):
         raise InputError(
             f"linear.batch_size={config.batch_size} exceeds the {len(evaluated.train)} training"
-            " images: lower --batch-size, or use --cached."
+            " images: lower linear.batch_size, or set linear.cached."
         )
     device = evaluated.compute.device
     width = test.features.shape[1]
@@ -151,7 +151,7 @@ def train_epoch(
     epoch: int,
     meter: Meter,
 ) -> float:
-    """One pass over all training images; returns the mean loss of an image."""
+    """Train for one epoch; returns the mean loss per image."""
     total = torch.zeros((), device=evaluated.compute.device)
     for number, batch in enumerate(loader.epoch(epoch), start=1):
         with torch.no_grad(), evaluated.compute.autocast():
@@ -166,7 +166,7 @@ def train_epoch(
 
 
 def fingerprint(module: nn.Module) -> str:
-    """Of every parameter and buffer, bit for bit."""
+    """Return a hash of every parameter and buffer."""
     total = hashlib.sha256()
     for name, value in module.state_dict().items():
         total.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())

@@ -1,4 +1,4 @@
-"""A linear classifier on frozen features that were extracted once: fitted in seconds.
+"""A linear classifier fitted in seconds to frozen features that were extracted once.
 
 Not the paper's protocol, which trains on random crops for 60 or 100 epochs (linear.py).
 """
@@ -29,13 +29,15 @@ def probe_accuracy(
     penalty: float = 1e-4,
     seed: int = 0,
 ) -> Accuracy:
-    """Test accuracy of multinomial logistic regression on standardised features.
+    """Return the test accuracy of multinomial logistic regression on standardised features.
 
-    `penalty` times the squared weights is added to the loss. The problem is convex: L-BFGS ends
-    at nearly the same classifier for every seed, SGD less so.
+    `penalty` times the sum of the squared weights is added to the loss. The problem is convex:
+    L-BFGS reaches nearly the same classifier for every seed, SGD less so.
     """
     if bool((train_labels < 0).any()) or bool((test_labels < 0).any()):
-        raise InputError("labels hold -1 (unknown): a linear probe needs the class of every image.")
+        raise InputError(
+            "labels contain -1 (unknown): a linear probe needs the class of every image."
+        )
     mean, std = train_features.mean(dim=0), train_features.std(dim=0).clamp(min=1e-6)
     train, test = (train_features - mean) / std, (test_features - mean) / std
     classes = int(max(train_labels.max(), test_labels.max())) + 1
@@ -55,7 +57,7 @@ def probe_accuracy(
 
 
 def new_classifier(width: int, classes: int, seed: int) -> nn.Linear:
-    """Official MoCo's start: weights N(0, 0.01), bias 0."""
+    """Return a classifier initialised as in official MoCo: weights N(0, 0.01), bias 0."""
     classifier = nn.Linear(width, classes)
     generator = torch.Generator().manual_seed(seed)
     nn.init.normal_(classifier.weight, std=0.01, generator=generator)
@@ -64,7 +66,7 @@ def new_classifier(width: int, classes: int, seed: int) -> nn.Linear:
 
 
 LossOf = Callable[[Tensor | slice], Tensor]
-"""The loss on these rows of the training features."""
+"""Returns the loss on these rows of the training features."""
 
 
 def _fit_lbfgs(classifier: nn.Linear, loss: LossOf) -> None:

@@ -1,4 +1,4 @@
-"""What a person does with an encoder: duplicates, clusters, outliers, neighbours, wrong labels.
+"""Exploring images with an encoder: duplicates, clusters, outliers, neighbours, wrong labels.
 
 Works on any features, a row each: `hardmix.explore.duplicates(features)`. Every name is imported
 when it is first used.

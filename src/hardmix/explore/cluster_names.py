@@ -8,19 +8,19 @@ import numpy as np
 from jaxtyping import Int64
 
 LEAST_SHARE = 0.3
-"""Of a cluster's images must have a word that names it."""
+"""Fraction of a cluster's images that must have a word that names it."""
 LEAST_LIFT = 2.0
-"""And so many times the share of it in all images."""
+"""How many times more common it must be there than among all images."""
 WORDS = 2
 WORD = re.compile(r"[^\W\d_]{2,}")
 CAMERA = frozenset(
     {"img", "image", "dsc", "dcim", "pxl", "photo", "pic", "picture", "file", "copy"}
 )
-"""What cameras and formats write says nothing of the image."""
+"""Words written by cameras and programs, which say nothing about the image."""
 
 
 def cluster_names(labels: Int64[np.ndarray, " n"], names: Sequence[str]) -> list[str]:
-    """For each cluster up to two words, joined by a comma; empty where no word tells it apart."""
+    """Return up to two words for each cluster, joined by a comma; empty if no word fits."""
     found = [words_of(name) for name in names]
     everywhere = Counter(word for words in found for word in words)
     chosen = []
@@ -39,6 +39,6 @@ def cluster_names(labels: Int64[np.ndarray, " n"], names: Sequence[str]) -> list
 
 
 def words_of(name: str) -> set[str]:
-    """The words of a path, small; numbers, endings and what cameras write are none."""
+    """Return the words of a path in lower case, without numbers, suffixes and camera words."""
     stem = re.sub(r"\.\w{1,5}$", "", name)
     return {word for word in map(str.lower, WORD.findall(stem)) if word not in CAMERA}

@@ -15,9 +15,9 @@ from hardmix.errors import InputError
 from hardmix.explore.nearest import unit_rows
 
 FEWEST, MOST = 2, 64
-"""Clusters that the rule gives: a person looks at each."""
+"""Most clusters by default, since a person inspects each."""
 WHOLE = 10_000
-"""Rows up to which k-means sees all of them in every round; above it, batches."""
+"""Most rows for which k-means uses all rows in every iteration; above it, batches."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,27 +25,27 @@ class Clusters:
     """Every row's cluster. The largest cluster is number 0."""
 
     labels: Int64[np.ndarray, " n"]
-    """Number of each row's cluster."""
+    """Cluster of each row."""
     similarities: Float32[np.ndarray, " n"]
-    """Of each row with the centre of its cluster."""
+    """Similarity of each row to the centre of its cluster."""
     centres: Float32[np.ndarray, "k dim"]
-    """At unit length."""
+    """Centres of the clusters, at unit length."""
 
     def members(self, cluster: int) -> Int64[np.ndarray, " m"]:
-        """Its rows, the most typical first."""
+        """Return a cluster's rows, the most typical first."""
         rows = np.flatnonzero(self.labels == cluster)
         return rows[np.lexsort((rows, -self.similarities[rows]))]
 
 
 def number_of_clusters(rows: int) -> int:
-    """The root of half the rows, from 2 to 64: 10 for 200 images, 45 for 4,000."""
+    """Return the square root of half the rows, from 2 to 64: 10 for 200 images, 45 for 4,000."""
     return max(FEWEST, min(MOST, round(math.sqrt(rows / 2))))
 
 
 def clusters(
     features: ArrayLike | Tensor, num_clusters: int | None = None, *, seed: int = 0
 ) -> Clusters:
-    """k-means of the rows at unit length; `number_of_clusters` unless told.
+    """Cluster the rows at unit length by k-means; by default into `number_of_clusters`.
 
     The same for the same seed. Fewer clusters where fewer rows differ.
     """
@@ -54,9 +54,7 @@ def clusters(
     if num_clusters is None:
         wanted = min(wanted, len(rows))
     if not 1 <= wanted <= len(rows):
-        raise InputError(
-            f"num_clusters={wanted} of {len(rows)} rows: choose 1 to {len(rows)} clusters."
-        )
+        raise InputError(f"num_clusters={wanted} for {len(rows)} rows: choose 1 to {len(rows)}.")
     found = torch.from_numpy(_kmeans(rows.numpy(), wanted, seed))
     return _sorted_by_size(rows, found)
 
@@ -68,12 +66,13 @@ def _kmeans(rows: Float32[np.ndarray, "n dim"], number: int, seed: int) -> Int64
         from threadpoolctl import threadpool_limits
     except ModuleNotFoundError as error:
         raise InputError(
-            "clusters need scikit-learn, which is not installed: pip install 'hardmix[analysis]'."
+            "clustering needs scikit-learn, which is not installed: pip install"
+            " 'hardmix[analysis]'."
         ) from error
     common = {"n_clusters": number, "random_state": seed % 2**32, "n_init": 3}
     many = len(rows) > WHOLE
     model = MiniBatchKMeans(**common, batch_size=4096) if many else KMeans(**common)
-    # With several threads sums are rounded in another order each time, and clusters differ.
+    # With several threads, sums are rounded in varying order, and clusters differ.
     with threadpool_limits(limits=1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than clusters
         return np.asarray(model.fit_predict(rows), np.int64)

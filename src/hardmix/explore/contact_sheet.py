@@ -25,11 +25,11 @@ TILE, LABEL = 128, 28
 def show_neighbours(
     run: Path, image: Path, data: DataConfig, out: Path, number: int
 ) -> list[tuple[str, float]]:
-    """The images nearest to one, as a contact sheet: it comes first, then the most similar."""
+    """Write a contact sheet of an image and the most similar ones, which are returned."""
     if number < 1:
-        raise InputError(f"--number {number} is below 1: it counts the images to show.")
+        raise InputError(f"number={number} must be at least 1: the number of images to show.")
     if out.is_dir():
-        raise InputError(f"--out {out} is a folder: name the file of the contact sheet.")
+        raise InputError(f"out={out} is a folder: name a file for the contact sheet.")
     encoder = load_encoder(run, or_checkpoint=True)
     with torch.no_grad():
         asked = encoder(encoder.preprocess(image)[None])
@@ -39,7 +39,7 @@ def show_neighbours(
         (int(features.ids[row]), float(value))
         for row, value in zip(near.indices[0], near.similarities[0], strict=True)
     ]
-    tiles = [_tile(read_image(image, encoder.channels), f"asked: {image.name}")]
+    tiles = [_tile(read_image(image, encoder.channels), f"query: {image.name}")]
     tiles += [
         _tile(images.image(index), f"{value:.3f} {_caption(images, index)}")
         for index, value in found
@@ -55,14 +55,14 @@ def show_neighbours(
 
 
 def _caption(images: ImageSet, index: int) -> str:
-    """Its class where it has one, else its name."""
+    """Return an image's class if it has one, otherwise its name."""
     if images.labels is not None and images.classes and images.labels[index] >= 0:
         return images.classes[int(images.labels[index])]
     return Path(images.name_of(index)).name
 
 
 def _tile(pixels: Tensor, label: str) -> Image.Image:
-    """A picture with its text under it; of other than three channels the first one, in grey."""
+    """Return a picture with text below it; in grey unless it has three channels."""
     shown = pixels if len(pixels) == 3 else pixels[:1].expand(3, -1, -1)
     square = evaluation_crop(shown, TILE).permute(1, 2, 0).contiguous().numpy()
     tile = Image.new("RGB", (TILE, TILE + LABEL), "white")

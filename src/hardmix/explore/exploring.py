@@ -1,4 +1,4 @@
-"""`hardmix explore RUN`: everything at once for a set of images, as values; report draws them."""
+"""`hardmix explore RUN`: all findings about a set of images, as values for the page."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,38 +28,38 @@ from hardmix.runtime.console import say, warn
 from hardmix.settings.config import DataConfig
 
 SMALL = 16
-"""Side of the pictures that confirm near-duplicates."""
+"""Side in pixels of the thumbnails that confirm near-duplicates."""
 MOST_IMAGES = 1_000_000
-"""Every image is compared with every other."""
+"""Most images, since each is compared with every other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExploreOptions:
-    """How to look at a set of images."""
+    """Options of an exploration."""
 
     num_clusters: int | None = None
-    """Unset: the root of half the images, from 2 to 64."""
+    """Number of clusters. Unset: the square root of half the images, from 2 to 64."""
     similarity: float = 0.8
-    """Of near-duplicates' features (cosine, mean taken off), at least."""
+    """Smallest cosine similarity of near-duplicates' features, after subtracting the mean."""
     edges: float = 0.9
-    """Of near-duplicates' edges (cosine) at 16 x 16 pixels, at least."""
+    """Smallest cosine similarity of near-duplicates' edges at 16 x 16 pixels."""
     queries: tuple[Path, ...] = ()
-    """Images from elsewhere, whose neighbours are wanted."""
+    """Other images to find neighbours of."""
     seed: int = 0
-    """Of the clusters."""
+    """Seed of the clustering."""
 
     def __post_init__(self) -> None:
         if self.num_clusters is not None and self.num_clusters < 1:
-            raise InputError(f"--clusters {self.num_clusters} is below 1: it counts clusters.")
+            raise InputError(f"num_clusters={self.num_clusters} must be at least 1 (--clusters).")
         for name in ("similarity", "edges"):
             value = getattr(self, name)
             if not 0 < value <= 1:
-                raise InputError(f"--{name} {value} is not above 0 and up to 1: it is a cosine.")
+                raise InputError(f"{name}={value} must be above 0 and at most 1: it is a cosine.")
 
 
 @dataclass(frozen=True, eq=False)
 class Query:
-    """An image from elsewhere and its neighbours in the set."""
+    """A query image and its neighbours in the set."""
 
     name: str
     picture: UInt8[np.ndarray, "tile tile 3"]
@@ -69,23 +69,23 @@ class Query:
 
 @dataclass(frozen=True, eq=False)
 class Exploration:
-    """What was found in a set of images. Rows are those of `vectors`."""
+    """Findings about a set of images. Rows are those of `vectors`."""
 
     run: Path
     images: ImageSet
     ids: list[int]
-    """Number of each row in `images`; unreadable images have no row."""
+    """Index of each row in `images`; unreadable images have no row."""
     vectors: Float32[Tensor, "n dim"]
-    """Features less their mean, at unit length."""
+    """Features minus their mean, at unit length."""
     labels: Int64[np.ndarray, " n"]
-    """-1: no label."""
+    """Label of each row, -1 if it has none."""
     pictures: Pictures
     neighbours: Neighbours
     duplicates: Duplicates
     clusters: Clusters | None
     """None without scikit-learn."""
     names_of_clusters: list[str]
-    """By number; empty where no word tells one apart."""
+    """Names of the clusters; empty if no word fits."""
     outliers: Outliers
     mislabelled: Mislabelled | None
     """None without labels."""
@@ -95,24 +95,24 @@ class Exploration:
         return len(self.ids)
 
     def name(self, row: int) -> str:
-        """The file's, or "cifar10[123]"."""
+        """Return the file's name, or "cifar10[123]"."""
         return self.images.name_of(self.ids[row])
 
     def class_of(self, label: int) -> str:
-        """A class's name; empty where it is unknown."""
+        """Return a class's name; empty if it is unknown."""
         classes = self.images.classes or ()
         return classes[label] if 0 <= label < len(classes) else ""
 
 
 def explore_run(run: Path, data: DataConfig, options: ExploreOptions) -> Exploration:
-    """Features (kept in the run's folder), then everything that can be told from them."""
+    """Compute features (cached in the run's folder) and explore them."""
     encoder = load_encoder(run, or_checkpoint=True)
     asked = [_features_of_file(encoder, file) for file in options.queries]
     features, images = features_of(run, data, encoder)
     if len(features.ids) > MOST_IMAGES:
         raise InputError(
-            f"data: {len(features.ids)} images, and explore compares up to {MOST_IMAGES} with each"
-            " other: choose some with --data.num-images."
+            f"{len(features.ids)} images are too many: explore compares at most {MOST_IMAGES} with"
+            " each other; set data.num_images."
         )
     return explore_features(run, images, features, options, data.workers, asked, encoder.channels)
 
@@ -126,7 +126,7 @@ def explore_features(
     asked: list[Float32[Tensor, " dim"]] | None = None,
     channels: int = 3,
 ) -> Exploration:
-    """The same of features that are there; `asked` are those of the queries."""
+    """Explore given features; `asked` are those of the queries."""
     ids = features.ids.tolist()
     mean = features.features.double().mean(dim=0).float()
     vectors = normalize(features.features - mean, dim=1)
@@ -136,7 +136,7 @@ def explore_features(
     found = duplicates(
         vectors,
         options.similarity,
-        # The most pixels, then the largest file, then the first by name: the set is sorted by it.
+        # The most pixels, then the largest file, then the first name: the set is sorted by name.
         preference=list(zip(pictures.pixels.tolist(), pictures.bytes.tolist(), strict=True)),
         confirm=edges_of(pictures),
         confirm_threshold=options.edges,
@@ -167,7 +167,7 @@ def _features_of_file(encoder: TrainedEncoder, file: Path) -> Float32[Tensor, " 
 
 
 def edges_of(pictures: Pictures) -> Float32[np.ndarray, "n values"]:
-    """Differences between neighbouring pixels of each picture at 16 x 16.
+    """Return the differences between neighbouring pixels of each picture at 16 x 16.
 
     Copies have the same edges after another compression, size or brightness; two fields below a
     sky, or two plates, have the same colours in the same places but other edges. The mean colour
@@ -190,7 +190,8 @@ def _nearest(near: Neighbours, k: int) -> Neighbours:
 def _clusters(vectors: Float32[Tensor, "n dim"], options: ExploreOptions) -> Clusters | None:
     if options.num_clusters is not None and options.num_clusters > len(vectors):
         raise InputError(
-            f"--clusters {options.num_clusters} exceeds the {len(vectors)} images: choose fewer."
+            f"num_clusters={options.num_clusters} exceeds the {len(vectors)} images: choose fewer"
+            " (--clusters)."
         )
     try:
         return clusters(vectors, options.num_clusters, seed=options.seed)
@@ -204,7 +205,7 @@ def _clusters(vectors: Float32[Tensor, "n dim"], options: ExploreOptions) -> Clu
 def _names_of_clusters(
     found: Clusters | None, images: ImageSet, ids: list[int], labels: Int64[np.ndarray, " n"]
 ) -> list[str]:
-    """By words of the files; where none tells a cluster apart, by the class of most images."""
+    """Name clusters by words of the files or, if no word fits, by the most common class."""
     if found is None:
         return []
     names = cluster_names(found.labels, [images.name_of(index) for index in ids])

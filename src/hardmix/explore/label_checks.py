@@ -1,4 +1,4 @@
-"""Labels that the neighbours disagree with."""
+"""Labels that disagree with those of the neighbours."""
 
 from dataclasses import dataclass
 
@@ -12,50 +12,51 @@ from hardmix.explore.nearest import Neighbours, checked_rows, neighbours
 
 NEIGHBOURS = 20
 MOST_OWN, LEAST_OTHER = 0.2, 0.5
-"""A label is suspect with at most this share of its own class, and this of one other, around it."""
+"""A label is suspect if at most this fraction of neighbours share it, and at least this fraction
+have another one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Mislabelled:
-    """Images whose neighbours are of another class, the clearest first."""
+    """Images whose neighbours have another class, the clearest first."""
 
     indices: Int64[np.ndarray, " m"]
-    """Rows."""
+    """Rows with a suspect label."""
     labels: Int64[np.ndarray, " m"]
-    """As given."""
+    """Given label of each."""
     suggested: Int64[np.ndarray, " m"]
-    """The class of most neighbours."""
+    """Most common label of each one's neighbours."""
     own_share: Float32[np.ndarray, " m"]
-    """Share of the neighbours with the label given."""
+    """Fraction of the neighbours with the given label."""
     suggested_share: Float32[np.ndarray, " m"]
-    """Share of the neighbours with the label suggested."""
+    """Fraction of the neighbours with the suggested label."""
     agreement: float
-    """Share of all labelled images whose label is that of most neighbours: how far to trust it."""
+    """Fraction of all labelled images that agree with most neighbours: how far to trust it."""
 
 
 def mislabelled(
     features: ArrayLike | Tensor, labels: ArrayLike | Tensor, k: int = NEIGHBOURS
 ) -> Mislabelled:
-    """Labelled rows (-1: no label) among k nearest labelled rows that have another label.
+    """Find labelled rows whose k nearest labelled rows have another label (-1: no label).
 
     Suspect: at least half of the neighbours have one other label, at most a fifth the own one.
     """
     rows, known = checked_rows(features), checked_labels(labels)
     if len(known) != len(rows):
-        raise InputError(f"{len(known)} labels for {len(rows)} rows: each row needs one.")
+        raise InputError(f"{len(known)} labels for {len(rows)} rows: pass one for each row.")
     chosen = np.flatnonzero(known >= 0)
     if len(chosen) < 2:
-        raise InputError(f"{len(chosen)} rows have a label: 2 or more are needed to compare.")
+        raise InputError(f"{len(chosen)} rows have a label: at least 2 are needed.")
     return disagreeing(neighbours(rows[chosen], k), known[chosen], chosen)
 
 
 def checked_labels(labels: ArrayLike | Tensor) -> Int64[np.ndarray, " n"]:
-    """Whole numbers, one for each row."""
+    """Return labels as integers, one for each row."""
     given = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
     if given.ndim != 1 or given.dtype.kind not in "iu":
         raise InputError(
-            f"labels are {given.dtype} of shape {given.shape}: one whole number is needed for each"
-            " row, -1 where the class is unknown."
+            f"labels are {given.dtype} of shape {given.shape}: they must be one integer for each"
+            " row, -1 if the class is unknown."
         )
     return given.astype(np.int64)
 
@@ -63,7 +64,7 @@ def checked_labels(labels: ArrayLike | Tensor) -> Int64[np.ndarray, " n"]:
 def disagreeing(
     near: Neighbours, labels: Int64[np.ndarray, " n"], rows: Int64[np.ndarray, " n"] | None = None
 ) -> Mislabelled:
-    """The same of known neighbours, all labelled; `rows` are the numbers to return."""
+    """Like `mislabelled`, for known neighbours, all labelled; `rows` are the indices to return."""
     votes = labels[near.indices]
     number, k = votes.shape
     rows = np.arange(number) if rows is None else rows
@@ -80,7 +81,7 @@ def disagreeing(
 def _winners(
     votes: Int64[np.ndarray, "n k"],
 ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-    """The commonest label of each row and its count; of equally common ones the nearest's."""
+    """Return the most common label of each row and its count; ties go to the nearest."""
     counts = (votes[:, :, None] == votes[:, None, :]).sum(axis=2)
     best = counts.argmax(axis=1)  # the first, thus the nearest
     here = np.arange(len(votes))

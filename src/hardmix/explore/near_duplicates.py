@@ -1,4 +1,4 @@
-"""Near-duplicates: groups of images that are nearly the same, and the one of each to keep."""
+"""Near-duplicates: groups of nearly identical images, and the one of each to keep."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,35 +14,35 @@ from hardmix.errors import InputError
 from hardmix.explore.nearest import blocks, unit_rows
 
 THRESHOLD = 0.95
-"""Cosine similarity from which two images count as nearly the same."""
+"""Smallest cosine similarity of near-duplicates."""
 
 LAST_BITS = 1e-6
-"""Two copies of a vector have a cosine of 1 but for these."""
+"""Rounding errors of the cosine of two equal vectors."""
 
 
 @dataclass(frozen=True, eq=False)
 class DuplicateGroup:
-    """An image to keep and those that are nearly the same."""
+    """An image to keep and its near-duplicates."""
 
     keep: int
-    """Number of the row to keep."""
+    """Row to keep."""
     others: Int64[np.ndarray, " m"]
-    """Rows that could go, the most similar first."""
+    """Rows that could be removed, the most similar first."""
     similarities: Float32[np.ndarray, " m"]
-    """Of `others` with the one to keep: each at least the threshold."""
+    """Similarities of `others` to the row to keep, at least the threshold."""
 
 
 @dataclass(frozen=True, eq=False)
 class Duplicates:
-    """All groups, the largest first. No image is in two of them."""
+    """All groups, the largest first. No image is in more than one."""
 
     groups: tuple[DuplicateGroup, ...]
     threshold: float
-    """Similarity that was asked for."""
+    """Smallest similarity within a group."""
 
     @property
     def num_others(self) -> int:
-        """How many images could go."""
+        """Number of images that could be removed."""
         return sum(len(group.others) for group in self.groups)
 
 
@@ -54,7 +54,7 @@ def duplicates(
     confirm: ArrayLike | Tensor | None = None,
     confirm_threshold: float = THRESHOLD,
 ) -> Duplicates:
-    """Groups of rows whose cosine similarity with the one to keep is at least `threshold`.
+    """Group rows whose cosine similarity to the one to keep is at least `threshold`.
 
     `confirm` is a second description of the same rows, such as small pictures less their mean: its
     cosines must reach `confirm_threshold` too. An encoder alone may call alike what is not.
@@ -66,7 +66,7 @@ def duplicates(
     for name, value in (("threshold", threshold), ("confirm_threshold", confirm_threshold)):
         if not 0 < value <= 1:
             raise InputError(
-                f"{name}={value} is not above 0 and up to 1: it is a cosine similarity."
+                f"{name}={value} must be above 0 and at most 1: it is a cosine similarity."
             )
     rows = unit_rows(features)
     order = _by_preference(len(rows), preference)
@@ -74,7 +74,9 @@ def duplicates(
     if confirm is not None:
         second = unit_rows(confirm, "confirm")
         if len(second) != len(rows):
-            raise InputError(f"confirm has {len(second)} rows and features {len(rows)}.")
+            raise InputError(
+                f"confirm has {len(second)} rows, but features have {len(rows)}: pass one for each."
+            )
         judges.append((second[order], confirm_threshold))
     groups = _groups(judges)
     numbers = order.numpy()
@@ -91,14 +93,14 @@ def _by_preference(number: int, preference: Sequence[Any] | None) -> Int64[Tenso
         return torch.arange(number)
     if len(preference) != number:
         raise InputError(
-            f"preference has {len(preference)} values for {number} rows: each row needs one."
+            f"preference has {len(preference)} values for {number} rows: pass one for each row."
         )
-    # `sorted` is stable, also when reversed: of equal ones the first comes first.
+    # `sorted` is stable even when reversed: the first of equal rows stays first.
     return torch.tensor(sorted(range(number), key=preference.__getitem__, reverse=True))
 
 
 def _groups(judges: Sequence[tuple[Tensor, float]]) -> list[DuplicateGroup]:
-    """Of rows in the order of preference, so that only later ones can join a group.
+    """Return groups of rows in order of preference, so that only later rows join a group.
 
     Each judge has rows and a threshold; similarities are the first one's.
     """

@@ -17,7 +17,7 @@ from torch.nn.functional import normalize
 from hardmix.errors import InputError
 
 BLOCK = 1 << 24
-"""Similarities held at a time: 64 MB."""
+"""Similarities held at once: 64 MB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class Neighbours:
     """The nearest rows of every row, the most similar first."""
 
     indices: Int64[np.ndarray, "n k"]
-    """Numbers of the rows."""
+    """Indices of the nearest rows."""
     similarities: Float32[np.ndarray, "n k"]
     """Their cosine similarities."""
 
@@ -33,19 +33,19 @@ class Neighbours:
 def neighbours(
     features: ArrayLike | Tensor, k: int = 12, *, queries: ArrayLike | Tensor | None = None
 ) -> Neighbours:
-    """The k most similar rows of `features`: for each of its own rows, or for each query.
+    """Find the k most similar rows of `features` for each of its rows, or for each query.
 
     Without `queries` a row is not its own neighbour. Fewer than k where there are fewer rows.
     Equal similarities are ordered by the number of the row.
     """
     if k < 1:
-        raise InputError(f"k={k} is below 1: it counts neighbours.")
+        raise InputError(f"k={k} must be at least 1: the number of neighbours.")
     rows = unit_rows(features)
     asked = rows if queries is None else unit_rows(queries, "queries")
     if asked.shape[1] != rows.shape[1]:
         raise InputError(
-            f"queries have {asked.shape[1]} columns and features {rows.shape[1]}: both must come"
-            " from one encoder."
+            f"queries have {asked.shape[1]} columns and features have {rows.shape[1]}: both must"
+            " come from the same encoder."
         )
     most = min(k, len(rows) - (queries is None))
     indices = np.empty((len(asked), most), np.int64)
@@ -64,7 +64,7 @@ def neighbours(
 
 
 def centred(features: ArrayLike | Tensor) -> Float32[Tensor, "n dim"]:
-    """Features less their mean, at unit length.
+    """Return features minus their mean, at unit length.
 
     After a ReLU all features are positive, so that all cosines are high; without the mean,
     unrelated images have a similarity near 0.
@@ -74,35 +74,35 @@ def centred(features: ArrayLike | Tensor) -> Float32[Tensor, "n dim"]:
 
 
 def unit_rows(features: ArrayLike | Tensor, name: str = "features") -> Float32[Tensor, "n dim"]:
-    """Rows at unit length, on the CPU; a row of zeros stays one, and is similar to nothing."""
+    """Return rows at unit length, on the CPU; a row of zeros stays zero, similar to nothing."""
     return normalize(checked_rows(features, name), dim=1)
 
 
 def checked_rows(features: ArrayLike | Tensor, name: str = "features") -> Float32[Tensor, "n dim"]:
-    """Numbers in rows, of NumPy or torch, refused where a cosine would mean nothing."""
+    """Return a NumPy or torch array as rows; raises InputError if a cosine is undefined."""
     if isinstance(features, Tensor):
         rows = features.detach().cpu().float()
     else:
         try:
             rows = torch.from_numpy(np.ascontiguousarray(features, np.float32))
         except (TypeError, ValueError) as error:
-            raise InputError(f"{name} are no array of numbers: {error}.") from error
+            raise InputError(f"{name} are not an array of numbers: {error}.") from error
     if rows.ndim != 2 or 0 in rows.shape:
         raise InputError(
-            f"{name} have the shape {tuple(rows.shape)}: one row of numbers is needed for each"
-            " image, (n, dim)."
+            f"{name} have the shape {tuple(rows.shape)}: it must be (n, dim), one row for each"
+            " image."
         )
     broken = (~rows.isfinite().all(dim=1)).nonzero().flatten()
     if len(broken):
         raise InputError(
-            f"{name} hold NaN or infinity in {len(broken)} rows, the first of them row"
-            f" {int(broken[0])}: leave these out."
+            f"{name} contain NaN or infinity in {len(broken)} rows, the first of which is row"
+            f" {int(broken[0])}: remove them."
         )
     return rows
 
 
 def blocks(rows: int, columns: int) -> Iterator[slice]:
-    """Slices of `rows`, so that a block of similarities stays within BLOCK."""
+    """Yield slices of `rows` such that a block of similarities stays within BLOCK."""
     step = max(1, BLOCK // max(1, columns))
     for start in range(0, rows, step):
         yield slice(start, min(rows, start + step))

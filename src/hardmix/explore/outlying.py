@@ -12,7 +12,7 @@ from hardmix.explore.nearest import Neighbours, neighbours
 
 NEIGHBOURS = 10
 CUTOFF = 3.5
-"""Robust deviations above the median (Iglewicz and Hoaglin's 3.5)."""
+"""Robust deviations above the median (3.5 after Iglewicz and Hoaglin)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +20,7 @@ class Outliers:
     """How unusual every image is, and which ones stand out."""
 
     scores: Float32[np.ndarray, " n"]
-    """1 less the mean similarity with the nearest images: 0 has copies, 1 is related to none."""
+    """1 minus the mean similarity to the nearest images: 0 for copies, 1 for unrelated images."""
     order: Int64[np.ndarray, " n"]
     """All rows, the most unusual first."""
     number: int
@@ -35,7 +35,7 @@ class Outliers:
 def outliers(
     features: ArrayLike | Tensor, k: int = NEIGHBOURS, *, cutoff: float = CUTOFF
 ) -> Outliers:
-    """Rows far from their k nearest neighbours, compared with what is usual in this set.
+    """Find rows that are unusually far from their k nearest neighbours for this set.
 
     A row stands out where its score exceeds the median of all by `cutoff` robust deviations
     (1.4826 times the median distance to the median).
@@ -44,15 +44,15 @@ def outliers(
 
 
 def outlying(near: Neighbours, cutoff: float = CUTOFF) -> Outliers:
-    """The same of neighbours that are known already."""
+    """Like `outliers`, for known neighbours."""
     if cutoff <= 0:
-        raise InputError(f"cutoff={cutoff} is not positive: it counts deviations.")
+        raise InputError(f"cutoff={cutoff} must be above 0: a number of deviations.")
     if near.indices.shape[1] == 0:
-        raise InputError("features have 1 row: an outlier is one among others.")
+        raise InputError("features have 1 row: outliers need at least 2.")
     scores = (1 - near.similarities.astype(np.float64).mean(axis=1)).astype(np.float32)
     order = np.lexsort((np.arange(len(scores)), -scores))
     middle = np.median(scores)
     spread = 1.4826 * np.median(np.abs(scores - middle))
-    # Where most images have copies the spread is 0, and everything else would stand out.
+    # If most images have copies, the spread is 0 and everything else would stand out.
     number = int((scores > middle + cutoff * spread).sum()) if spread > 0 else 0
     return Outliers(scores, order, number)

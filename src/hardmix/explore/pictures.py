@@ -1,4 +1,4 @@
-"""Small pictures of every image, and how large each is: one pass over the files."""
+"""Thumbnails and sizes of all images, in one pass over the files."""
 
 import math
 import os
@@ -19,38 +19,38 @@ from hardmix.data.workers import WorkerPool
 from hardmix.runtime.console import progress
 
 TILES = (128, 96, 64, 48, 32)
-"""Pixels of a small picture's side. Multiples of 16: blocks of a codec then hold one picture."""
+"""Pixels of a thumbnail's side. Multiples of 16, so that a codec's blocks hold one picture."""
 ALL_PIXELS = 52_000_000
-"""Of all small pictures together: 50,000 of 32 pixels, 3,000 of 128."""
+"""Most pixels of all thumbnails together: 50,000 of 32 pixels, 3,000 of 128."""
 BATCH = 64
 
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """What is shown of images, in the order of the features."""
+    """Thumbnails and sizes of images, in the order of the features."""
 
     tiles: UInt8[np.ndarray, "n tile tile 3"]
-    """The middle square of each; grey where it cannot be read any more."""
+    """Central square of each image; grey if it can no longer be read."""
     pixels: Int64[np.ndarray, " n"]
     """Width times height of the image itself."""
     bytes: Int64[np.ndarray, " n"]
-    """Size of its file; 0 where it has none."""
+    """Bytes of its file; 0 if it has none."""
 
     @property
     def tile(self) -> int:
-        """Side of a small picture."""
+        """Side of a thumbnail in pixels."""
         return int(self.tiles.shape[1])
 
 
 def tile_for(number: int) -> int:
-    """The largest side at which so many pictures stay within ALL_PIXELS."""
+    """Return the largest side at which this many pictures stay within ALL_PIXELS."""
     return next((tile for tile in TILES if number * tile * tile <= ALL_PIXELS), TILES[-1])
 
 
 def make_pictures(
     images: ImageSet, ids: Sequence[int], workers: int, tile: int | None = None
 ) -> Pictures:
-    """Small pictures of these images."""
+    """Make the thumbnails of these images."""
     side = tile or tile_for(len(ids))
     if images.tensor is not None:
         side = min(side, max(TILES[-1], *images.tensor.shape[2:]))
@@ -76,12 +76,12 @@ def make_pictures(
 
 
 def picture_of(file: Path, channels: int, tile: int) -> UInt8[np.ndarray, "tile tile 3"]:
-    """The small picture of a file outside the set."""
+    """Return the thumbnail of a file outside the set."""
     return _square(read_image(file, channels), tile)
 
 
 def _some(images: ImageSet, tile: int, ids: list[int]) -> tuple[Tensor, Tensor]:
-    """A worker's part: tiles, and for each image its pixels and its file's bytes."""
+    """Return a worker's part: thumbnails, and each image's pixels and file size."""
     tiles, sizes = [], []
     for index in ids:
         try:
@@ -96,21 +96,21 @@ def _some(images: ImageSet, tile: int, ids: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def _read(images: ImageSet, index: int, tile: int) -> tuple[UInt8[Tensor, "channels y x"], int]:
-    """An image and its number of pixels. A JPEG is decoded at a fraction of its size."""
+    """Return an image and its number of pixels. A JPEG is decoded at a fraction of its size."""
     if images.files is not None and images.read is read_image and images.channels == 3:
         try:
             with Image.open(images.files[index], formats=("JPEG",)) as image:
                 area = math.prod(image.size)
                 image.draft("RGB", (2 * tile, 2 * tile))
                 return convert_image(image), area
-        except Exception:  # another format, or damaged: the usual way knows, and says it
+        except Exception:  # another format, or damaged: the general reader reports it
             pass
     pixels = images.image(index)
     return pixels, math.prod(pixels.shape[1:])
 
 
 def _square(image: UInt8[Tensor, "channels y x"], tile: int) -> UInt8[np.ndarray, "tile tile 3"]:
-    """The middle square; of other than three channels the first one, in grey."""
+    """Return the central square; in grey unless there are three channels."""
     three = image if len(image) == 3 else image[:1].expand(3, -1, -1)
     side = min(three.shape[1:])
     top, left = (three.shape[1] - side) // 2, (three.shape[2] - side) // 2

@@ -1,4 +1,4 @@
-"""What was found, as CSV files for other programs, in a folder beside the page."""
+"""The findings as CSV files, in a folder next to the page."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from hardmix.explore.exploring import Exploration
 from hardmix.runtime.atomic_files import write_atomically
 
 NEIGHBOURS = 10
-"""Of every image, in neighbours.csv."""
+"""Neighbours of every image in neighbours.csv."""
 Rows = list[list[Any]]
 
 COLUMNS: dict[str, list[str]] = {
@@ -24,20 +24,20 @@ COLUMNS: dict[str, list[str]] = {
     "suspect-labels.csv": ["name", "label", "suggested", "own_share", "suggested_share"],
     "queries.csv": ["query", "rank", "neighbour", "similarity"],
 }
-"""Of every file that can be written."""
+"""Columns of every file that can be written."""
 
 
 def tables_folder(page: Path) -> Path:
-    """A folder beside the page, of its name: explore/ of explore.html."""
+    """Return the folder next to the page with its name: explore/ for explore.html."""
     if page.suffix not in (".html", ".htm"):
-        raise InputError(f"--out {page}: name a page that ends in .html.")
+        raise InputError(f"out={page} must end in .html.")
     return page.with_suffix("")
 
 
 def check_tables(folder: Path) -> None:
-    """Only earlier tables of ours are ever replaced."""
+    """Raise InputError unless existing files are earlier tables of hardmix."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}, where the tables belong, is a file: choose another --out.")
+        raise InputError(f"{folder}, the folder for tables, is a file: choose another page name.")
     for name, columns in COLUMNS.items():
         try:
             with (folder / name).open(encoding="utf-8", errors="replace") as old:
@@ -48,13 +48,13 @@ def check_tables(folder: Path) -> None:
             raise InputError(f"{folder / name} cannot be replaced: {error.strerror}.") from error
         if first != ",".join(columns):
             raise InputError(
-                f"{folder / name} exists and is not a table of ours: choose another --out, or move"
-                " it away."
+                f"{folder / name} exists and is not a hardmix table: choose another page name, or"
+                " move the file."
             )
 
 
 def write_tables(found: Exploration, folder: Path) -> list[Path]:
-    """Those for which there is something; an earlier one without a successor is removed."""
+    """Write the tables that are not empty; earlier ones without a successor are removed."""
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""The paper's printed numbers, and where each stands."""
+"""The paper's printed numbers, and where each is printed."""

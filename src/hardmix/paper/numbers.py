@@ -1,9 +1,9 @@
-"""The paper's printed numbers, and whether a run of ours may stand beside one of them.
+"""The paper's printed numbers, and whether a run is comparable with one of them.
 
-results.csv has one line per number of the paper's tables and of Fig. 3: facts only.
-A run is called comparable where its settings are those of the recipe, which are the paper's as far
-as it states them, and where it was evaluated by the paper's protocol. What the paper leaves open is
-said each time. Settings come as plain values by their dotted names: they may be of older versions.
+results.csv has one line per number of the paper's tables and of Fig. 3.
+A run is comparable if its settings are those of the recipe, which are the paper's as far as it
+states them, and if it was evaluated by the paper's protocol. What the paper leaves open is stated
+each time. Settings are plain values by dotted name, and may be of older versions.
 """
 
 import csv
@@ -19,10 +19,10 @@ from hardmix.settings.saved import FACTS, settings
 from hardmix.settings.titles import COUNTS
 
 DATA_SETS = {"imagenet100": "ImageNet-100", "imagenet1k": "ImageNet-1k"}
-"""Recipes that repeat runs of the paper, and the paper's name of their images."""
+"""Recipes that reproduce runs of the paper, and the paper's name of their data set."""
 
 OUR_DATA_NAMES = {"imagenet100": "imagenet100", "imagenet1k": "imagenet"}
-"""The same images as `data.name` and the result files call them."""
+"""The same data sets as named by `data.name` and the result files."""
 
 METHODS = {"moco-v1": "MoCo", "moco-v2": "MoCo-v2", "mochi": "MoCHi", "supervised": "supervised"}
 
@@ -30,7 +30,7 @@ DETECTORS = {
     "voc": {"start": "run", "iterations": 24_000, "batch_size": 16, "test images": 4952},
     "coco": {"start": "run", "iterations": 90_000, "batch_size": 16, "test images": 5000},
 }
-"""What the paper's detectors have in common, by `task` (MoCo's configs of detectron2)."""
+"""What the paper's detectors have in common, by `task` (MoCo's detectron2 configs)."""
 
 SCHEDULES = {100: 200, 200: 200}
 """Epochs in the tables, and of the schedule they belong to. The paper restarted its runs of 800
@@ -45,7 +45,7 @@ PLACES = {
     "fig3a": "Fig. 3a",
     "fig3b": "Fig. 3b",
 }
-"""Where a number is printed, the first to be cited first."""
+"""Where a number is printed, in the order of citation."""
 
 NOT_COMPARED = {
     *(
@@ -60,18 +60,18 @@ NOT_COMPARED = {
     *("data.name", "data.root"),
     *("train.seed", "train.precision", "data.max_pixels"),
 }
-"""Settings that choose the paper's row and are compared with it, that are told from the images, or
-that make no result another one."""
+"""Settings not compared with the recipe: those compared with the paper's row, those known from the
+images, and those that do not change a result."""
 
 SETTING_NAMES = {
     name: facts.name for name, facts in FACTS.items() if facts.identity and name not in NOT_COMPARED
 }
-"""Settings that make a result another one."""
+"""Settings that change a result."""
 
 
 @dataclass(frozen=True)
 class PaperRow:
-    """One printed number and the settings the paper gives with it; None: it gives none."""
+    """One printed number and the settings the paper states for it; None if it states none."""
 
     source: str
     dataset: str
@@ -86,11 +86,11 @@ class PaperRow:
     value: float
     std: float | None
     gain: float | None
-    """Over MoCo-v2, where it is printed beside the value."""
+    """Gain over MoCo-v2, if it is printed with the value."""
     reproduced: bool
-    """Measured by the paper's authors; otherwise copied from others."""
+    """Whether the paper's authors measured it, rather than copied it from others."""
     all_queue: bool
-    """The row "(all queue)", which the paper does not define."""
+    """Whether it is the row "(all queue)", which the paper does not define."""
 
     @property
     def place(self) -> str:
@@ -100,7 +100,7 @@ class PaperRow:
 
 @dataclass(frozen=True)
 class Beside:
-    """What the paper prints for a run, if anything, and a sentence on whether it compares."""
+    """What the paper prints for a run, if anything, and a sentence on comparability."""
 
     row: PaperRow | None
     comparable: bool
@@ -109,14 +109,14 @@ class Beside:
 
 @cache
 def printed_rows() -> tuple[PaperRow, ...]:
-    """Every number in the paper's tables and Fig. 3, also those its authors copied."""
+    """Return every number in the paper's tables and Fig. 3, including copied ones."""
     text = files("hardmix.paper").joinpath("results.csv").read_text(encoding="utf-8")
     return tuple(_row(line) for line in csv.DictReader(text.splitlines()))
 
 
 @cache
 def paper_rows() -> tuple[PaperRow, ...]:
-    """Every number that the paper's authors measured; those they copied are left out.
+    """Return every number that the paper's authors measured, without those they copied.
 
     So is the row "(all queue)", which the paper does not define.
     """
@@ -126,7 +126,7 @@ def paper_rows() -> tuple[PaperRow, ...]:
 def paper_beside(
     chosen: Mapping[str, Any], task: str, metric: str, result: Mapping[str, Any]
 ) -> Beside:
-    """The paper's number for these settings; `task` and `metric` are as in the table of numbers."""
+    """Return the paper's number for these settings; `task` and `metric` are as in results.csv."""
     recipe, method = str(chosen.get("recipe")), str(chosen.get("method"))
     if recipe not in DATA_SETS or method not in METHODS:
         return Beside(None, False, "The paper has no run of this recipe.")
@@ -153,7 +153,7 @@ def paper_beside(
 
 
 def _open(row: PaperRow) -> str:
-    """What the paper does not state of a row, so that a recipe had to choose it."""
+    """Return what the paper does not state about a row, so that the recipe had to choose."""
     unknown = ["weight decay", "augmentation parameters"]
     if row.method == "supervised":
         unknown = ["the supervised training recipe"]
@@ -168,11 +168,11 @@ def _linear_unlike(recipe: str, result: Mapping[str, Any]) -> list[str]:
     protocol = result.get("protocol")
     if protocol == f"preset {recipe}":
         return []
-    return [f"evaluated otherwise than in the paper ({protocol or 'protocol unknown'})"]
+    return [f"evaluated differently from the paper ({protocol or 'protocol unknown'})"]
 
 
 def _detection_unlike(result: Mapping[str, Any]) -> list[str]:
-    """Other steps, batches, start or test images than the paper's detectors (Sec. 5.2)."""
+    """Return how steps, batches, start or test images differ from the paper (Sec. 5.2)."""
     parts = (result.get("settings"), result.get("images"))
     detector, images = (part if isinstance(part, dict) else {} for part in parts)
     wanted = DETECTORS.get(str(detector.get("task")), {})
@@ -206,7 +206,7 @@ def _row(line: Mapping[str, str]) -> PaperRow:
 
 
 def _distance(row: PaperRow, chosen: Mapping[str, Any]) -> tuple[int, float, int]:
-    """Rows by how many settings differ, then how far epochs are away, then where they stand."""
+    """Return a sort key: how many settings differ, how far the epochs are, and the place."""
     far = abs((row.epochs or 0) - (_epochs(chosen) or 0))
     other_temperature = row.temperature not in (None, chosen.get("train.temperature"))
     differences = len(_unlike_row(row, chosen)) + other_temperature
@@ -214,7 +214,7 @@ def _distance(row: PaperRow, chosen: Mapping[str, Any]) -> tuple[int, float, int
 
 
 def _other_images(recipe: str, chosen: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
-    """Trained or evaluated on other images; settings without a name have those of the result."""
+    """Return whether it was trained or evaluated on other images, in words."""
     wanted = OUR_DATA_NAMES[recipe]
     named = chosen.get("data.name")
     evaluated = str(result.get("data", named or "unknown images"))
@@ -226,7 +226,7 @@ def _other_images(recipe: str, chosen: Mapping[str, Any], result: Mapping[str, A
 
 
 def _unlike_row(row: PaperRow, chosen: Mapping[str, Any]) -> list[str]:
-    """Differences in what the paper's tables name: epochs, queue, (N, s, s')."""
+    """Return differences in what the paper's tables state: epochs, queue, (N, s, s')."""
     queue, planned = chosen.get("train.queue_size"), chosen.get("train.epochs")
     ours = tuple(chosen.get(name) for name in COUNTS)
     epochs = _epochs(chosen)
@@ -248,7 +248,7 @@ def _unlike_row(row: PaperRow, chosen: Mapping[str, Any]) -> list[str]:
 
 
 def _unlike_recipe(chosen: Mapping[str, Any]) -> list[str]:
-    """Differences from the recipe's own settings, in the order of SETTING_NAMES."""
+    """Return differences from the recipe's settings, in the order of SETTING_NAMES."""
     method = str(chosen["method"])
     paper = settings(RECIPES[str(chosen["recipe"])].build(method, bool(chosen.get("oracle"))))
     reasons = []
@@ -258,7 +258,7 @@ def _unlike_recipe(chosen: Mapping[str, Any]) -> list[str]:
         if name == "optimizer.milestones" and paper["optimizer.schedule"] != "step":
             continue
         ours, theirs = chosen.get(name, "unknown"), paper[name]
-        if isinstance(theirs, tuple):  # JSON has lists alone
+        if isinstance(theirs, tuple):  # JSON has only lists
             theirs = list(theirs)
         if ours != theirs:
             reasons.append(f"{words} {_said(ours)} instead of {_said(theirs)}")
@@ -266,7 +266,7 @@ def _unlike_recipe(chosen: Mapping[str, Any]) -> list[str]:
 
 
 def _epochs(chosen: Mapping[str, Any]) -> int | None:
-    """Epochs trained: the paper's 100 are the first 100 of a schedule of 200."""
+    """Return the epochs trained: the paper's 100 are the first 100 of a schedule of 200."""
     found = (chosen.get("train.epochs"), chosen.get("train.stop_epoch"))
     return min((number for number in found if isinstance(number, int)), default=None)
 

@@ -1,1 +1,1 @@
-"""Run folders to one self-contained HTML page."""
+"""Turns run folders into a self-contained HTML page."""

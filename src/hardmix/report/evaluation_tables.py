@@ -17,38 +17,38 @@ from hardmix.runs.reading import RunRecord, number
 from hardmix.settings.titles import EVALUATION_TITLES, evaluation_kind, evaluation_title
 
 NO_EVALUATIONS = ("pretrain", "embedding")
-"""Result files that hold no accuracy: what training took, and the features' shape."""
+"""Result files without an accuracy: the cost of training, and the shape of the features."""
 PAPER_AP = {
     "VOC07 11-point": ("voc_detection", "AP"),
     "COCO box": ("coco_detection", "APbb"),
     "COCO mask": ("coco_segmentation", "APmk"),
 }
-"""Definitions of AP in `hardmix detect`, as the paper's tables call them."""
+"""Definitions of AP in `hardmix detect`, with their names in the paper's tables."""
 PROTOCOL = ("schedule", "iterations", "epochs", "batch_size", "lr", "trials")
-"""Settings of an evaluation that its heading tells."""
+"""Settings of an evaluation that its heading shows."""
 FLOOR = {"pixels": "raw pixels", "untrained": "untrained encoder"}
-"""What needs no training, in words."""
+"""Titles of the untrained baselines."""
 
 
 @dataclass(frozen=True)
 class ResultNumber:
-    """One number of a result file, and a second that stands beside it, as shares of 1."""
+    """One number of a result file, and a second shown with it, from 0 to 1."""
 
     id: str
-    """Its file's name, and of detectors the definition of AP: what is joined."""
+    """The file's name, and for detectors the definition of AP."""
     title: str
     metric: str
     value: float
     second: str
     second_value: float | None
     paper: tuple[str, str]
-    """Task and metric in the paper's numbers."""
+    """Task and metric in the table of the paper's numbers."""
     result: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Score:
-    """A group's result in one evaluation, in percent; deviation None: a single seed."""
+    """A group's result in one evaluation, in percent; the deviation of a single seed is None."""
 
     group: SeedGroup
     values: list[float]
@@ -61,7 +61,7 @@ class Score:
 
 @dataclass(frozen=True)
 class EvaluationTable:
-    """One protocol on one set of images, with the score of every group that has it."""
+    """One protocol on one data set, with the scores of all groups that have it."""
 
     id: str
     title: str
@@ -70,16 +70,16 @@ class EvaluationTable:
     second: str
     scores: list[Score]
     floor: list[tuple[str, float]]
-    """What needs no training, where a result file holds it: mean over the runs."""
+    """Untrained baselines, if a result file has them: means over the runs."""
 
     @property
     def has_paper(self) -> bool:
-        """Whether the paper prints a number for any of its rows."""
+        """Whether the paper prints a number for any row."""
         return any(score.paper.row is not None for score in self.scores)
 
     @property
     def beside_paper(self) -> list[tuple[str, str]]:
-        """Sentences on the paper's numbers, each with the rows it is of; none if it is of all."""
+        """Sentences on the paper's numbers, each with its rows; no rows means all of them."""
         found: dict[str, list[str]] = {}
         for score in self.scores:
             found.setdefault(score.paper.sentence, []).append(score.group.label)
@@ -90,11 +90,11 @@ class EvaluationTable:
 
 
 Cells = dict[int, list[ResultNumber]]
-"""The numbers of one evaluation by the group's number."""
+"""The numbers of one evaluation, by the group's index."""
 
 
 def evaluations_of(groups: Sequence[SeedGroup]) -> list[EvaluationTable]:
-    """Every evaluation found in results/*.json, linear and k-NN first."""
+    """Return every evaluation found in results/*.json, linear and k-NN first."""
     found: dict[tuple[str, str], Cells] = {}
     for group in groups:
         for run in group.runs:
@@ -110,9 +110,9 @@ def evaluations_of(groups: Sequence[SeedGroup]) -> list[EvaluationTable]:
 
 
 def unknown_results(runs: Sequence[RunRecord]) -> list[str]:
-    """Result files that hold no number for the table, in sentences."""
+    """Return sentences about result files without a known number."""
     return [
-        f"{run.name}: results/{name}.json has no number that the table knows."
+        f"{run.name}: results/{name}.json has no number that this page can show."
         for run in runs
         for name, result in run.results.items()
         if name not in NO_EVALUATIONS and not numbers_of(name, result)
@@ -120,7 +120,7 @@ def unknown_results(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def numbers_of(name: str, result: dict[str, Any]) -> list[ResultNumber]:
-    """Accuracy of a classifier, or AP of a detector by each of its definitions."""
+    """Return the accuracy of a classifier, or a detector's AP by each definition."""
     top1 = number(result.get("top1"))
     if top1 is not None:
         task = "linear" if evaluation_kind(name) in ("linear", "linear-cached") else "none"
@@ -141,7 +141,7 @@ def numbers_of(name: str, result: dict[str, Any]) -> list[ResultNumber]:
 
 
 def protocol_key(result: Mapping[str, Any]) -> str:
-    """What must be equal for two results to be of one kind: all that was set but the seed."""
+    """Return what must be equal for results to be comparable: all settings except the seed."""
     settings = result.get("settings")
     if isinstance(settings, dict):
         settings = {name: value for name, value in settings.items() if name != "seed"}
@@ -149,7 +149,7 @@ def protocol_key(result: Mapping[str, Any]) -> str:
 
 
 def describe_protocol(result: Mapping[str, Any]) -> str:
-    """How it was evaluated, in a few words."""
+    """Return a short description of the protocol."""
     words = [str(result["protocol"])] if "protocol" in result else []
     words += [f"{name} {result[name]}" for name in ("k", "temperature", "start") if name in result]
     settings = result.get("settings")
@@ -162,18 +162,18 @@ def describe_protocol(result: Mapping[str, Any]) -> str:
 
 
 def gain_over(base: int | None, own: int, known: Mapping[int, list[float]]) -> Gain:
-    """Of a group over its baseline, both by their numbers: the difference of their means."""
+    """Return the difference of means of a group and its baseline, given by index."""
     if base == own:
         return Gain("baseline", "baseline")
     if base is None:
         return Gain("no-baseline", "no MoCo-v2 run with these settings")
     if not known.get(base):
-        return Gain("not-evaluated", "its MoCo-v2 run lacks this evaluation")
+        return Gain("not-evaluated", "the MoCo-v2 run lacks this evaluation")
     return difference(known[own], known[base])
 
 
 def _place(key: tuple[str, str]) -> tuple[int, tuple[str, str]]:
-    """Kinds in the order of their titles, others after them by name."""
+    """Return a sort key: kinds in the order of their titles, then others by name."""
     kinds = list(EVALUATION_TITLES)
     kind = evaluation_kind(key[0].partition("/")[0])
     return kinds.index(kind) if kind in kinds else len(kinds), key

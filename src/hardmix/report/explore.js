@@ -56,7 +56,7 @@
   // -- views: a list of sections, each with a head and pictures -----------------------------------
   const inCluster = (cluster) => all().filter((index) => group()[index] === cluster);
   const VIEWS = {
-    images: () => ({ title: "All images", note: "In the order of their clusters, the most typical first. Choose one to see what is most like it.", sections: [{ items: all() }] }),
+    images: () => ({ title: "All images", note: "Ordered by cluster, the most typical first. Choose an image to see the most similar ones.", sections: [{ items: all() }] }),
     duplicates: () => ({
       title: "Near-duplicates", note: facts.notes.duplicates,
       sections: facts.duplicates.map(({ keep, others, similar }) => ({
@@ -80,7 +80,7 @@
         second: (_, place) => `${Math.round(100 * facts.suspects[place][3])} % ${classes[facts.suspects[place][2]]}` }],
     }),
     queries: () => ({
-      title: "Your pictures", note: "Images given with --query, and what the encoder finds most like each.",
+      title: "Your pictures", note: "Images given with --query, and the most similar ones according to the encoder.",
       sections: facts.queries.map((each, at) => ({ title: each.name, items: [number + at, ...each.near], badge: (place) => (place ? "" : "query"), caption: (index, place) => (place ? `${similarity(each.similar[place - 1])} ${shortName(index)}` : each.name) })),
     }),
     named: () => {
@@ -150,7 +150,7 @@
   function head({ section }) {
     const row = make("div", { class: "row head" }, make("h3", { title: section.title }, section.title), make("p", { title: section.note ?? "" }, section.note ?? ""));
     if (section.whole) {
-      const button = make("button", { class: "whole", type: "button" }, "All of it");
+      const button = make("button", { class: "whole", type: "button" }, "Show all");
       button.setAttribute("aria-label", `All images of ${section.title}`);
       button.addEventListener("click", section.whole);
       row.append(button);
@@ -241,7 +241,7 @@
     const k = facts.near;
     for (let n = 0; n < k; n++) grid.append(picture(near()[index * k + n], 84, [similarity(nearness()[index * k + n] / 127)]));
     more.addEventListener("click", () => { more.remove(); for (const [other, value] of search(index, k + 48).slice(k)) grid.append(picture(other, 84, [similarity(value)])); });
-    detail.replaceChildren(close, canvas, title, about, make("h3", {}, "Most alike"), grid, ...(number - 1 > k && vectors().length ? [more] : []));
+    detail.replaceChildren(close, canvas, title, about, make("h3", {}, "Most similar"), grid, ...(number - 1 > k && vectors().length ? [more] : []));
     detail.scrollTop = 0;
     paint(canvas, index);
     if (!again) title.focus({ preventScroll: true });
@@ -303,9 +303,9 @@
     const order = all().slice().sort((a, b) => far[a] - far[b]).slice(0, 60);
     const namesake = order.find((index) => shortName(index) === file.name && far[index] <= 3 * SAME);
     const same = namesake ?? (far[order[0]] <= SAME ? order[0] : undefined);
-    const note = same !== undefined ? `${file.name} is in this set: ${names[same]}. Its neighbours are the encoder's; below are pictures of like colours and layout.`
-      : `${file.name} is not in this set. A page cannot run the encoder: these are like it in colours and layout (8 \u00d7 8 pixels). Choose one to go on by features, or ask the encoder: hardmix explore ${facts.run} --query ${file.name}`;
-    alike = { title: `Like ${file.name}`, note, sections: [{ items: order, caption: shortName }] };
+    const note = same !== undefined ? `${file.name} is in this set: ${names[same]}. Its neighbours come from the encoder; below are images of similar colours and layout.`
+      : `${file.name} is not in this set. A page cannot run the encoder: these images have similar colours and layout (8 \u00d7 8 pixels). Choose one to see its neighbours, or use the encoder: hardmix explore ${facts.run} --query ${file.name}`;
+    alike = { title: `Similar to ${file.name}`, note, sections: [{ items: order, caption: shortName }] };
     go("alike");
     if (same !== undefined) choose(same, true);
     tell(note);

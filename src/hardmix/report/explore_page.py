@@ -1,4 +1,4 @@
-"""`hardmix explore RUN --out explore.html`: what was found among images, on one page.
+"""`hardmix explore RUN --out explore.html`: findings about images, on one page.
 
 Pictures stand in sprites (WebP, about a million pixels each), in the order of the clusters, so that
 what is looked at together is decoded together. Vectors are shortened to their first principal
@@ -31,23 +31,23 @@ from hardmix.runtime.console import say
 from hardmix.settings.config import DataConfig
 
 MARK = "<!-- Made by hardmix explore. -->"
-"""The page's second line: only a file that has it is replaced by another page."""
+"""The page's second line; only a file that has it is overwritten."""
 SPRITE = 1024
 """Pixels of a sprite's side."""
 QUALITY = 70
 NEAR = 20
-"""Neighbours of every image that the page holds."""
+"""Neighbours per image stored in the page."""
 WIDTH = 64
-"""Components of a vector in the page."""
+"""Components per vector stored in the page."""
 LEAST_UNUSUAL = 24
-"""Shown also where fewer stand out."""
+"""Unusual images shown, even if fewer stand out."""
 MOST_UNUSUAL = 500
 
 
 def write_explore_page(run: Path, data: DataConfig, out: Path, options: ExploreOptions) -> Path:
-    """Look at the images, write the page and its tables."""
+    """Explore the images and write the page and its tables."""
     check_out(out, MARK)
-    check_tables(tables_folder(out))  # before the work, not after
+    check_tables(tables_folder(out))  # fail before the work, not after
     found = explore_run(run, data, options)
     return draw_page(found, out)
 
@@ -59,7 +59,7 @@ def draw_page(found: Exploration, out: Path) -> Path:
     try:
         write_atomically(out, page.encode("utf-8"))
     except OSError as error:
-        raise InputError(f"--out {out} cannot be written: {error.strerror}.") from error
+        raise InputError(f"out={out} cannot be written: {error.strerror}.") from error
     say(paragraph_of(found))
     for sentence in cautions_of(found):
         say(sentence)
@@ -68,7 +68,7 @@ def draw_page(found: Exploration, out: Path) -> Path:
 
 
 def render(found: Exploration, out: Path, tables: list[str]) -> str:
-    """The page's text."""
+    """Return the page's HTML."""
     order = page_order(found)
     script = part("explore.js")
     return (
@@ -93,14 +93,14 @@ def render(found: Exploration, out: Path, tables: list[str]) -> str:
 
 
 def page_order(found: Exploration) -> Int64[np.ndarray, " n"]:
-    """Rows by cluster, in each the most typical first."""
+    """Return rows by cluster, the most typical of each first."""
     if found.clusters is None:
         return np.arange(len(found))
     return np.lexsort((np.arange(len(found)), -found.clusters.similarities, found.clusters.labels))
 
 
 def _facts(found: Exploration, order: Int64[np.ndarray, " n"], out: Path) -> dict[str, Any]:
-    """What explore.js reads; images have the numbers of their places on the page."""
+    """Return the data for explore.js; images are numbered by their place on the page."""
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     names, link = _names(found)
@@ -145,7 +145,7 @@ def _facts(found: Exploration, order: Int64[np.ndarray, " n"], out: Path) -> dic
 
 
 def _tabs(found: Exploration, facts: dict[str, Any]) -> list[tuple[str, str, int]]:
-    """Views in their order, with how many things each has; those that have none are left out."""
+    """Return the views in order with their counts, without empty ones."""
     tabs = [
         ("queries", "Your pictures", len(found.queries)),
         ("clusters", "Clusters", len(facts["clusters"])),
@@ -182,7 +182,7 @@ def _suspect_facts(found: Exploration, place: Int64[np.ndarray, " n"]) -> list[l
 
 
 def _names(found: Exploration) -> tuple[list[str], str]:
-    """Paths below the folder that all share, and its address; names where there are no files."""
+    """Return paths below the common folder, and its URL; names if there are no files."""
     names = [found.name(row) for row in range(len(found))]
     files = found.images.files
     if files is None:
@@ -193,13 +193,13 @@ def _names(found: Exploration) -> tuple[list[str], str]:
 
 
 def _linked(found: Exploration, row: int) -> bool:
-    """Whether a file's name stands on the page as it is: some bytes and signs are spelt out."""
+    """Return whether a file's name appears unescaped on the page."""
     name = found.name(row)
     return found.images.files is None or visible(name) == name == found.images.files[found.ids[row]]
 
 
 def _arrays(found: Exploration, order: Int64[np.ndarray, " n"]) -> Iterator[tuple[str, Markup]]:
-    """Numbers by the hundred thousand, as base64 of little-endian arrays."""
+    """Yield large arrays as base64 of little-endian numbers."""
     place = np.empty(len(order), np.uint32)
     place[order] = np.arange(len(order), dtype=np.uint32)
     near = found.neighbours
@@ -214,7 +214,7 @@ def _arrays(found: Exploration, order: Int64[np.ndarray, " n"]) -> Iterator[tupl
 
 
 def shortened(vectors: Float32[Tensor, "n dim"]) -> tuple[Int8[np.ndarray, "n width"], float]:
-    """The first principal components as whole numbers up to 127, and the size of one of them."""
+    """Return the first principal components as int8, and the size of one unit."""
     width = min(WIDTH, vectors.shape[1])
     products = (vectors.double().T @ vectors.double()).numpy()
     _, directions = np.linalg.eigh(products)
@@ -225,7 +225,7 @@ def shortened(vectors: Float32[Tensor, "n dim"]) -> tuple[Int8[np.ndarray, "n wi
 
 
 def _sprites(found: Exploration, order: Int64[np.ndarray, " n"]) -> Iterator[tuple[str, Markup]]:
-    """All pictures, then those of the queries."""
+    """Yield all thumbnails, then those of the queries."""
     tile, across = found.pictures.tile, SPRITE // found.pictures.tile
     tiles = found.pictures.tiles
     extra = [query.picture for query in found.queries]

@@ -1,4 +1,4 @@
-"""What the page of an exploration says in sentences."""
+"""The sentences on the page of an exploration."""
 
 import os
 from pathlib import Path
@@ -7,13 +7,13 @@ from hardmix.data.image_files import printable
 from hardmix.explore.exploring import Exploration
 
 DOUBTFUL = 0.5
-"""Labels of which less than this share agrees with the neighbours tell more of the encoder."""
+"""Below this fraction of labels that agree with their neighbours, the encoder is to blame."""
 MANY = 0.3
-"""Share of images that are copies from which on the encoder is doubted, not the images."""
+"""Above this fraction of near-duplicates, the encoder is to blame rather than the images."""
 
 
 def title_of(found: Exploration) -> str:
-    """How many images, of what."""
+    """Return the number of images and the data set's name."""
     files = found.images.files
     if files is None:
         return f"{len(found):,} images of {found.images.name}"
@@ -23,11 +23,11 @@ def title_of(found: Exploration) -> str:
 
 
 def paragraph_of(found: Exploration) -> str:
-    """What was found, in one paragraph."""
+    """Return the findings in one paragraph."""
     copies = found.duplicates
     sentences = [
-        f"{_count(len(copies.groups), 'group')} of near-duplicates: {copies.num_others:,} images"
-        " could go."
+        f"{_count(len(copies.groups), 'group')} of near-duplicates:"
+        f" {_count(copies.num_others, 'image')} could be removed."
         if copies.groups
         else "No near-duplicates."
     ]
@@ -39,49 +39,51 @@ def paragraph_of(found: Exploration) -> str:
     )
     if found.mislabelled is not None:
         sentences.append(
-            f"{_count(len(found.mislabelled.indices), 'label')} that the neighbours disagree with."
+            f"{_count(len(found.mislabelled.indices), 'label')} in conflict with the neighbours."
         )
     return " ".join(sentences)
 
 
 def cautions_of(found: Exploration) -> list[str]:
-    """Where what was found tells more of the encoder than of the images."""
+    """Return warnings about findings that may be due to the encoder, not the images."""
     sentences = []
     if found.duplicates.num_others > MANY * len(found):
         sentences.append(
-            "So many near-duplicates may be images that only this encoder takes for the same: look"
-            " at some before you delete any, or raise --similarity and --edges."
+            "So many near-duplicates may be images that only this encoder cannot distinguish:"
+            " inspect some before you delete any, or raise --similarity and --edges."
         )
     labels = found.mislabelled
     if labels is not None and labels.agreement < DOUBTFUL:
         sentences.append(
             f"Only {labels.agreement:.0%} of the labels agree with most of their neighbours: this"
-            " encoder does not tell these classes apart well enough to judge labels by it."
+            " encoder does not separate the classes well enough to judge labels."
         )
     if found.clusters is None:
-        sentences.append("No clusters: they need pip install 'hardmix[analysis]'.")
+        sentences.append("No clusters: clustering needs pip install 'hardmix[analysis]'.")
     return sentences
 
 
 def notes_of(found: Exploration, folder: str) -> dict[str, str]:
-    """What the views are, each in a sentence or two."""
+    """Return an explanation of each view."""
     labels = found.mislabelled
     agreement = "" if labels is None else f"{labels.agreement:.0%}"
     unusual = found.outliers.number
     return {
-        "duplicates": "The first of each group has the most pixels, then the largest file: keep it."
-        " The others are nearly the same in features and edges."
+        "duplicates": "The first image of each group is the one to keep: it has the most pixels, or"
+        " the largest file. The others are nearly the same in features and edges."
         f" {folder}/duplicates.csv lists them.",
-        "clusters": "k-means on the features; each begins with its most typical images. Names are"
-        f" words of the file names, or the commonest class. {folder}/clusters.csv lists all.",
+        "clusters": "k-means on the features; each cluster starts with its most typical images. Its"
+        " name is a word from the file names, or the most common class."
+        f" {folder}/clusters.csv lists all.",
         "unusual": (
             f"{_count(unusual, 'image')} far from all others, the farthest first."
             if unusual
-            else "None stands out; these are the farthest from their neighbours."
+            else "No image stands out; these are the farthest from their neighbours."
         )
-        + " The number is 1 less the mean similarity with the 10 nearest.",
-        "labels": f"The label, and below it what most of the 20 nearest images are. {agreement} of"
-        f" all labels agree with most of their neighbours. {folder}/suspect-labels.csv lists them.",
+        + " The number is 1 minus the mean similarity to the 10 nearest images.",
+        "labels": "Each image's label, and below it the most common label of the 20 nearest"
+        f" images. {agreement} of all labels agree with most of their neighbours."
+        f" {folder}/suspect-labels.csv lists them.",
     }
 
 

@@ -1,4 +1,4 @@
-"""The difference of two means over seeds, or why there is none."""
+"""The difference of two means over seeds, or the reason why it is unknown."""
 
 import math
 from dataclasses import dataclass
@@ -7,23 +7,23 @@ from typing import Literal
 from hardmix.evaluation.accuracy import mean_and_deviation
 
 GainId = Literal["difference", "one-seed", "baseline", "no-baseline", "not-evaluated"]
-"""What a gain is: known with its error, or of a single seed; else why there is none."""
+"""Kind of gain: known with its error, of a single seed, or the reason why it is unknown."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """Points over the MoCo-v2 baseline, or why there are none."""
+    """Percentage points over the MoCo-v2 baseline, or the reason why they are unknown."""
 
     id: GainId
     word: str = ""
-    """What a table says of it."""
+    """What a table prints with it."""
     points: float | None = None
     error: float | None = None
-    """Standard error of the difference; None where one side has a single seed."""
+    """Standard error of the difference; None if either side has a single seed."""
 
 
 def difference(ours: list[float], theirs: list[float]) -> Gain:
-    """Of two means, with its standard error where both have two values or more."""
+    """Return the difference of two means, with its standard error if both have two values."""
     (mean, deviation), (mean0, deviation0) = mean_and_deviation(ours), mean_and_deviation(theirs)
     if min(len(ours), len(theirs)) < 2:
         return Gain("one-seed", "one seed", mean - mean0)

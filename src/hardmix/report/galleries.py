@@ -18,12 +18,12 @@ GALLERY_BYTES = 3_000_000
 MAP_BYTES = 2_000_000
 CLASS_COLOURS = 12
 MOST_CLASSES = 24
-"""Named below a map."""
+"""Classes named below a map."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """An image of the gallery; `false`: it has the query's class."""
+    """An image of the gallery; `false` means that it has the query's class."""
 
     source: str
     name: str
@@ -32,25 +32,25 @@ class Tile:
 
     @property
     def alt(self) -> str:
-        """What it is, for those who do not see it."""
+        """Alternative text."""
         words = [self.name or "image without a label", self.similarity]
         return ", ".join(filter(None, [*words, "false negative" if self.false else ""]))
 
 
 @dataclass(frozen=True)
 class Point:
-    """A synthetic point and the images it was mixed of."""
+    """A synthetic point and the images it was mixed from."""
 
     share: str
-    """Of its second parent."""
+    """Share of its second parent."""
     similarity: str
     parents: list[Tile]
     other: str
-    """What stands in for a second image: the query or its key."""
+    """The query or its key, if that is the second parent."""
 
     @property
     def false(self) -> str:
-        """How many parents are false, in words; empty for none."""
+        """How many parents are false, in words; empty if none."""
         count = sum(parent.false for parent in self.parents)
         if count == 0:
             return ""
@@ -100,12 +100,12 @@ class FeatureMap:
 
 
 def galleries(groups: Sequence[SeedGroup], missing: list[str]) -> list[Gallery]:
-    """The galleries that are there, one of each group before a second of any."""
+    """Return the existing galleries, one of each group before a second of any."""
     return _some(groups, "gallery.json", GALLERY_BYTES, _gallery, missing)
 
 
 def feature_maps(groups: Sequence[SeedGroup], missing: list[str]) -> list[FeatureMap]:
-    """The maps that are there."""
+    """Return the existing maps of features."""
     return _some(groups, "embedding-map.json", MAP_BYTES, _feature_map, missing)
 
 
@@ -124,7 +124,7 @@ def _some(
             continue
         size = file.stat().st_size
         if size > room:
-            missing.append(f"{run.name}: {file} was left out to keep the page small.")
+            missing.append(f"{run.name}: {file} was omitted to keep the page small.")
             continue
         built = read_or_say(lambda: build(group, run, read_json(file)), run, file, missing)  # noqa: B023
         if built is not None:
@@ -132,7 +132,7 @@ def _some(
             found.append(built)
     if absent:
         what = name.removesuffix(".json").replace("-", " ")
-        missing.append(f"No {what} of {', '.join(absent)}: hardmix analyze RUN makes it.")
+        missing.append(f"No {what} of {', '.join(absent)}: run hardmix analyze RUN to create it.")
     return found
 
 
@@ -176,7 +176,7 @@ def _feature_map(group: SeedGroup, run: RunRecord, facts: dict[str, Any]) -> Fea
     labels = [int(label) for label in numbers["label"]]
     names = [checked_text(name) for name in numbers["classes"]]
     if not len(x) == len(y) == len(labels):
-        raise ValueError("as many places as labels are needed")
+        raise ValueError("the numbers of places and labels differ")
     known = sorted({label for label in labels if 0 <= label < len(names)})
     paths = []
     for order, label in enumerate(known):
@@ -199,17 +199,17 @@ def _feature_map(group: SeedGroup, run: RunRecord, facts: dict[str, Any]) -> Fea
 
 
 def _scaled(values: Sequence[Any]) -> list[int]:
-    """From 25 to 975, as in the picture's view box."""
+    """Return values scaled to 25 to 975, as in the picture's view box."""
     known = [number(value) for value in values]
     checked = [value for value in known if value is not None]
     if len(checked) != len(known) or not checked:
-        raise ValueError("a place is no number")
+        raise ValueError("a place is NaN or infinite")
     low, high = min(checked), max(checked)
     return [round(25 + 950 * (value - low) / ((high - low) or 1)) for value in checked]
 
 
 def _image(source: Any) -> str:
-    """A data URI of a picture; empty: it could not be read when the figure was made."""
+    """Return a picture's data URI; empty if it could not be read when the figure was made."""
     if source == "" or (isinstance(source, str) and DATA_IMAGE.fullmatch(source)):
         return str(source)
-    raise ValueError("an image is no data URI")
+    raise ValueError("an image is not a data URI")

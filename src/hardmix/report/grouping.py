@@ -1,4 +1,4 @@
-"""Runs that differ by the seed alone are one row of a table."""
+"""Groups runs that differ only in the seed, which form one row of a table."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,26 +15,26 @@ POOLED = ("train.seed",)
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """Runs of one config with different seeds."""
+    """Runs with the same config but different seeds."""
 
     runs: list[RunRecord]
     label: str
-    """That of its runs, without the seed."""
+    """Label of its runs, without the seed."""
     number: int
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of its first run."""
+        """Settings of its first run."""
         return self.runs[0].settings
 
     @property
     def seeds(self) -> str:
-        """Of all its runs, in their order."""
+        """Seeds of its runs, in order."""
         return ", ".join("not recorded" if run.seed is None else str(run.seed) for run in self.runs)
 
 
 def group_runs(runs: Sequence[RunRecord]) -> list[SeedGroup]:
-    """Same config but the seed; runs without a config stay alone."""
+    """Group runs with the same config except for the seed; those without a config stay alone."""
     found: dict[str, list[RunRecord]] = {}
     for run in runs:
         found.setdefault(group_key(run.settings) or f"alone {run.name}", []).append(run)
@@ -49,20 +49,20 @@ def group_runs(runs: Sequence[RunRecord]) -> list[SeedGroup]:
 
 
 def group_key(settings: Mapping[str, Any]) -> str:
-    """What the runs of a group share; empty where nothing is known."""
+    """Return a key that the runs of a group share; empty if nothing is known."""
     kept = identity(settings, pooled=POOLED)
     return json.dumps({k: _plain(v) for k, v in sorted(kept.items())}) if kept else ""
 
 
 def baseline_key(settings: Mapping[str, Any]) -> str:
-    """The group key of MoCo-v2 runs that differ by the method and what belongs to it alone."""
+    """Return the group key of MoCo-v2 runs that differ only in the method's own settings."""
     own = own_facts(settings.get("method"))
     shared = {name: value for name, value in settings.items() if name not in own}
     return group_key({**shared, "method": BASELINE})
 
 
 def repeated_seeds(groups: Sequence[SeedGroup]) -> list[str]:
-    """Runs that are copies of each other: no second seed, though each counts in the mean."""
+    """Return sentences about runs with equal settings and seeds, which are not independent."""
     sentences = []
     for group in groups:
         known = [str(run.seed) for run in group.runs if run.seed is not None]
@@ -70,11 +70,11 @@ def repeated_seeds(groups: Sequence[SeedGroup]) -> list[str]:
             names = [run.name for run in group.runs if str(run.seed) == seed]
             sentences.append(
                 f"{', '.join(names)} have the same settings and the same seed {seed}: the table"
-                " counts each, but they are not independent."
+                " counts each of them, but they are not independent."
             )
     return sentences
 
 
 def _plain(value: Any) -> Any:
-    """1 and 1.0 are one setting."""
+    """Return a value that is the same for 1 and 1.0."""
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

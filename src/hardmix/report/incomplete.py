@@ -1,4 +1,4 @@
-"""What a run lacks that a page could show, in sentences; its files themselves are whole."""
+"""Sentences about what a run with intact files lacks for its page."""
 
 from hardmix.report.evaluation_tables import NO_EVALUATIONS
 from hardmix.runs.labels import method_uses
@@ -7,7 +7,7 @@ from hardmix.settings.saved import flatten
 
 
 def incomplete(run: RunRecord) -> list[str]:
-    """Evaluations, labels, the end of training, and results of what it is now."""
+    """Return sentences on missing evaluations or labels, unfinished training, stale results."""
     return [*_unevaluated(run), *_unlabelled(run), *_unfinished(run), *_stale_results(run)]
 
 
@@ -18,13 +18,13 @@ def _unevaluated(run: RunRecord) -> list[str]:
 
 
 def _unlabelled(run: RunRecord) -> list[str]:
-    """Methods with a queue log false negatives wherever there are labels."""
+    """Methods with a queue log false negatives if there are labels."""
     seen = {name for line in run.metrics for name in line}
     if not run.metrics or not method_uses(run.settings, "train.queue_size"):
         return []
     if "false_negatives_top" in seen or "knn" in seen:
         return []
-    return [f"{run.name}: its images have no labels, so no false negatives and no k-NN."]
+    return [f"{run.name}: its images have no labels, so there are no false negatives and no k-NN."]
 
 
 def _unfinished(run: RunRecord) -> list[str]:
@@ -34,11 +34,11 @@ def _unfinished(run: RunRecord) -> list[str]:
     done = max((int(n) + 1 for n in reached if n is not None), default=0)
     if last is None or done == 0 or "pretrain" in run.results:
         return []
-    return [f"{run.name}: training has not ended (epoch {done} of {last})."]
+    return [f"{run.name}: training is unfinished (epoch {done} of {last})."]
 
 
 def _stale_results(run: RunRecord) -> list[str]:
-    """Results written before the run went on with other epochs."""
+    """Return sentences on results written before the run was resumed with other epochs."""
     sentences = []
     for name, result in run.results.items():
         measured = result.get("run")
@@ -49,6 +49,6 @@ def _stale_results(run: RunRecord) -> list[str]:
             if setting in then and then[setting] != now.get(setting):
                 sentences.append(
                     f"{run.name}: results/{name}.json was measured when {setting} was"
-                    f" {then[setting]}; it is {now.get(setting)} now."
+                    f" {then[setting]}; it is now {now.get(setting)}."
                 )
     return sentences

@@ -1,4 +1,4 @@
-"""How a run's training stands, as far as its files tell."""
+"""The progress of a run's training, according to its files."""
 
 import gzip
 import os
@@ -16,20 +16,20 @@ from hardmix.settings.saved import read_json
 
 @dataclass(frozen=True)
 class LiveStatus:
-    """How training stands."""
+    """The progress of training."""
 
     state: str
-    """running, done, stopped, failed; lost: its process is gone; unknown."""
+    """running, done, stopped, failed, lost (its process is gone) or unknown."""
     sentence: str
     share: float | None
-    """Of training that is done; None where nobody knows how long it is."""
+    """Fraction of training that is done; None if its length is unknown."""
     facts: list[tuple[str, str]]
     written: int
-    """When the last line was logged, in seconds since 1970; 0: none yet."""
+    """When the last line was logged, in seconds since 1970; 0 if none was."""
 
 
 def live_status(record: RunRecord) -> LiveStatus:
-    """What the run's files say of its progress."""
+    """Return the run's progress according to its files."""
     state, lines = state_of(record.run), record.metrics
     done = int(_last(lines, "step") or 0)
     total = _total_steps(record)
@@ -64,11 +64,11 @@ def _sentence(state: str, done: int, total: int | None, epochs: str) -> str:
     words = {
         "running": "Training.",
         "done": f"Done after {done:,} steps.",
-        "stopped": f"Stopped after {done:,} steps; hardmix pretrain --resume goes on.",
+        "stopped": f"Stopped after {done:,} steps; resume with hardmix pretrain --resume.",
         "failed": f"Failed after {done:,} steps.",
-        "lost": f"Its process has ended without a word, after {done:,} steps.",
+        "lost": f"Its process ended unexpectedly after {done:,} steps.",
     }
-    return words.get(state, "It has not started yet." if not done else f"{done:,} steps so far.")
+    return words.get(state, "Not started yet." if not done else f"{done:,} steps so far.")
 
 
 def _total_steps(record: RunRecord) -> int | None:
@@ -77,7 +77,7 @@ def _total_steps(record: RunRecord) -> int | None:
 
 
 def state_of(run: Run) -> str:
-    """As its status.json says; lost: it says running, and its process is gone."""
+    """Return the state in status.json; "lost" if it says running but its process is gone."""
     try:
         status = read_json(run.status_file)
     except (OSError, ValueError):
@@ -90,7 +90,7 @@ def state_of(run: Run) -> str:
 
 
 def _alive(process: object) -> bool:
-    """Whether a process exists; True where nobody can tell."""
+    """Return whether a process exists; True if that is unknown."""
     if not isinstance(process, int) or process < 1:
         return True
     try:
@@ -103,7 +103,7 @@ def _alive(process: object) -> bool:
 
 
 def _steps(record: RunRecord) -> float | None:
-    """Steps of an epoch: from the lines after the first epoch, before that from the images."""
+    """Return the steps per epoch, from the log or, in the first epoch, from the images."""
     if any((number(line.get("epoch")) or 0) >= 1 for line in record.metrics):
         return steps_per_epoch(record.metrics)
     batch = number(record.settings.get("train.batch_size"))

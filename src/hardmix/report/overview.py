@@ -1,4 +1,4 @@
-"""What was run and on what, in one paragraph and one small table."""
+"""What was run on which data, in one paragraph and one small table."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from hardmix.runs.labels import method_uses
 from hardmix.runs.reading import RunRecord, number
 
 FEW = 3
-"""Methods that a title names; more are counted."""
+"""Most methods named in a title; beyond this they are only counted."""
 
 
 @dataclass(frozen=True)
 class RunRow:
-    """A line of the table of runs; empty where nothing is known."""
+    """A row of the table of runs; unknown values are empty."""
 
     name: str
     group: int
@@ -30,7 +30,7 @@ class RunRow:
 
 
 def title_of(groups: Sequence[SeedGroup]) -> str:
-    """Methods and data."""
+    """Return a title of methods and data."""
     labels = [group.label for group in groups]
     methods = _and(labels)
     if len(labels) > FEW:
@@ -41,7 +41,7 @@ def title_of(groups: Sequence[SeedGroup]) -> str:
 
 
 def paragraph_of(groups: Sequence[SeedGroup]) -> str:
-    """One plain paragraph: how many runs, what was trained, on what, for how long."""
+    """Return a paragraph: how many runs, what was trained, on what data, for how long."""
     runs = [run for group in groups for run in group.runs]
     named = [f"{group.label} ({_count(len(group.runs), 'seed')})" for group in groups]
     sentences = [f"{_count(len(runs), 'run')}: {_and(named)}."]
@@ -61,19 +61,19 @@ def paragraph_of(groups: Sequence[SeedGroup]) -> str:
         )
     if any(method_uses(run.settings, "mix.num_pairs", unknown=False) for run in runs):
         sentences.append(
-            "MoCHi (N, s, s') mixes the N hardest negatives of a query: s points of two of them,"
-            " s' of one with the query itself."
+            "MoCHi (N, s, s') mixes the N hardest negatives of a query: s points from two of them,"
+            " s' points from one and the query itself."
         )
     return " ".join(sentences)
 
 
 def run_rows(groups: Sequence[SeedGroup]) -> list[RunRow]:
-    """Every run, with what is known of it."""
+    """Return a row for every run."""
     return [_row(group, run) for group in groups for run in group.runs]
 
 
 def data_of(run: RunRecord) -> str:
-    """The data set's name, or its folder's."""
+    """Return the data set's name, or its folder's."""
     name, root = run.settings.get("data.name"), run.settings.get("data.root")
     if isinstance(name, str) and name not in ("folder", "list", "shards"):
         return name
@@ -81,21 +81,21 @@ def data_of(run: RunRecord) -> str:
 
 
 def images_of(run: RunRecord) -> str:
-    """How many images it was trained on, as far as any file says."""
+    """Return the number of training images in words; empty if unknown."""
     counts = [run.settings.get("data.num_images"), run.results.get("knn", {}).get("train")]
     known = next((count for count in counts if isinstance(count, int)), None)
     return "" if known is None else f"{known:,} images"
 
 
 def planned_epochs(run: RunRecord) -> str:
-    """Epochs of the schedule that are trained."""
+    """Return the number of epochs to train, as text."""
     planned = [run.settings.get(f"train.{name}") for name in ("epochs", "stop_epoch")]
     known = [count for count in planned if isinstance(count, int)]
     return str(min(known)) if known else ""
 
 
 def duration(seconds: float) -> str:
-    """3 s, 4.5 min, 2.1 h."""
+    """Return a duration such as 3 s, 4.5 min or 2.1 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -128,7 +128,7 @@ def _data_names(runs: Iterable[RunRecord]) -> list[str]:
 
 
 def _texts(runs: Sequence[RunRecord], setting: str) -> list[str]:
-    """The values of a setting in the runs whose method uses it, each once."""
+    """Return the distinct values of a setting among runs whose method uses it."""
     values = [
         run.settings[setting]
         for run in runs

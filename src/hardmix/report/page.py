@@ -1,4 +1,4 @@
-"""`hardmix report RUN... --out report.html`: everything a few runs hold, on one page.
+"""`hardmix report RUN... --out report.html`: a report of one or more runs, on one page.
 
 The page needs no network and no other file. Text from the runs goes through Jinja2's autoescape;
 scripts are limited by a content security policy to the one below, known by its hash.
@@ -36,52 +36,52 @@ from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say
 
 MARK = "<!-- Made by hardmix report. -->"
-"""The page's second line: only a file that has it is replaced by another page."""
+"""The page's second line; only a file that has it is overwritten."""
 
 COLOURS = 8
-"""Of the palette in page.css; groups beyond it take the first again, with another dash."""
+"""Colours in page.css; further groups reuse them with another dash."""
 
 
 def write_report(paths: Sequence[Path], out: Path) -> Path:
-    """Read the runs and write their page."""
-    check_out(out)  # before the work, not after
+    """Read the runs and write their report."""
+    check_out(out)  # fail before the work, not after
     return write_page(read_runs(paths), out)
 
 
 def write_page(runs: Sequence[RunRecord], out: Path) -> Path:
-    """Write the page; what could not be shown is said on it, and here in a line."""
+    """Write the page; what could not be shown is listed on it, and counted here."""
     check_out(out)
     readable = [run for run in runs if not run.is_empty]
     missing = [sentence for run in runs for sentence in run.missing]
     missing += [sentence for run in readable for sentence in incomplete(run)]
     if not readable:
-        raise InputError("there is nothing to report. " + " ".join(missing or ["Name a run."]))
+        raise InputError("nothing to report. " + " ".join(missing or ["Name a run."]))
     page = render(readable, missing, out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, page.encode("utf-8"))
     except OSError as error:
-        raise InputError(f"--out {out} cannot be written: {error.strerror}.") from error
+        raise InputError(f"out={out} cannot be written: {error.strerror}.") from error
     say(f"Wrote {out} ({len(page) / 1e6:.1f} MB, {len(readable)} of {len(runs)} runs)")
     if missing:
-        say(f"  {len(missing)} things are missing; the page's last section names them.")
+        say(f"  Missing: {len(missing)}; see the page's last section.")
     return out
 
 
 def check_out(out: Path, mark: str = MARK) -> None:
-    """Only an earlier page of this kind is ever replaced."""
+    """Raise InputError unless `out` is new or an earlier page of this kind."""
     if out.is_dir():
-        raise InputError(f"--out {out} is a folder: name the page's file, e.g. {out}/report.html.")
+        raise InputError(f"out={out} is a folder: use a file, such as {out}/report.html.")
     try:
         if not out.exists():
             return
         with out.open("rb") as old:
             ours = mark.encode() in old.read(400)
     except OSError as error:
-        raise InputError(f"--out {out} cannot be written: {error.strerror}.") from error
+        raise InputError(f"out={out} cannot be written: {error.strerror}.") from error
     if not ours:
         raise InputError(
-            f"--out {out} exists and is no page of ours: choose another name, or remove it."
+            f"out={out} exists and is not a hardmix page: choose another name, or delete it."
         )
 
 
@@ -93,7 +93,7 @@ def render(
     live: Markup | None = None,
     script: str = "",
 ) -> str:
-    """The page's text. Sentences on what is missing are added to `missing`.
+    """Return the page's HTML. Sentences on what is missing are added to `missing`.
 
     `live` stands before all else on a page that is refreshed by `script`, without the figures that
     would have to be drawn anew each time.
@@ -136,7 +136,7 @@ def render(
 
 
 def curve_context(groups: Sequence[grouping.SeedGroup]) -> dict[str, Any]:
-    """The curves' points, and some of them as tables."""
+    """Return the curves' points, and some of them as tables."""
     found = training_curves.curves_of(groups)
     tables = [(each, training_curves.sample_table(found, each["key"])) for each in found["metrics"]]
     return {"curves": found, "curve_tables": tables}
@@ -145,7 +145,7 @@ def curve_context(groups: Sequence[grouping.SeedGroup]) -> dict[str, Any]:
 def picture_context(
     groups: Sequence[grouping.SeedGroup], missing: list[str], draw: bool = True
 ) -> dict[str, Any]:
-    """Figures (those that compare runs only where they are to be drawn), gallery and maps."""
+    """Return figures (those that compare runs only if they are to be drawn), gallery and maps."""
     runs = [run for group in groups for run in group.runs]
     compared, names = run_figures.comparison(runs, missing) if draw else ([], set())
     maps = galleries.feature_maps(groups, missing)
@@ -159,7 +159,7 @@ def picture_context(
 
 @cache
 def environment() -> Environment:
-    """Jinja2 with everything escaped; a name the template misspells is an error."""
+    """Return a Jinja2 environment that escapes everything; unknown names are errors."""
     made = Environment(
         loader=FunctionLoader(part),
         autoescape=True,
@@ -186,7 +186,7 @@ HIDDEN = re.compile(
 
 
 def visible(value: Any) -> Any:
-    """Characters that cannot be seen, or that turn the text around, are written by number."""
+    """Return text with invisible and direction-changing characters escaped."""
     if not isinstance(value, str):
         return value
     text = HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
@@ -194,7 +194,7 @@ def visible(value: Any) -> Any:
 
 
 def data_block(value: Any) -> Markup:
-    """JSON that may stand inside a script element."""
+    """Return JSON that is safe inside a script element."""
     text = json.dumps(
         _visible_inside(value), separators=(",", ":"), allow_nan=False
     )  # ASCII: no U+2028
@@ -212,26 +212,26 @@ def _visible_inside(value: Any) -> Any:
 
 
 def colour(group: int) -> str:
-    """A group's colour, by the names in page.css."""
+    """Return a group's colour, by its name in page.css."""
     return f"var(--c{group % COLOURS})"
 
 
 def points(value: float) -> str:
-    """A difference with its sign."""
+    """Return a difference with its sign."""
     return f"{value:+.1f}".replace("-", "\N{MINUS SIGN}")
 
 
 def strip(
     evaluation: evaluation_tables.EvaluationTable, score: evaluation_tables.Score
 ) -> list[float]:
-    """Where a score's values stand, from 0 to 1, on the scale of its evaluation."""
+    """Return the positions of a score's values, from 0 to 1, on its evaluation's scale."""
     values = [value for each in evaluation.scores for value in each.values]
     low, high = min(values), max(values)
     return [(value - low) / (high - low) if high > low else 0.5 for value in score.values]
 
 
 def content_policy(*scripts: str, images: str = "data:", connect: str = "'none'") -> str:
-    """What a page may load: nothing but its own scripts, known by their hashes, and its images."""
+    """Return a policy that allows only the page's own scripts, by hash, and its images."""
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     return (
@@ -242,5 +242,5 @@ def content_policy(*scripts: str, images: str = "data:", connect: str = "'none'"
 
 @cache
 def part(name: str) -> str:
-    """A file of this folder."""
+    """Return the text of a file in this folder."""
     return files("hardmix.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the runs were set to, where they differ, and how to repeat them."""
+"""The settings of runs, where they differ, and how to reproduce them."""
 
 import shlex
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ NOT_RECORDED = "not recorded"
 
 @dataclass(frozen=True)
 class Command:
-    """A line for the shell, and what it does."""
+    """A shell command, and what it does."""
 
     about: str
     line: str
 
 
 def shown(value: Any) -> str:
-    """A setting as people write it."""
+    """Return a setting's value as text."""
     if value is None:
         return "unset"
     if isinstance(value, bool):
@@ -30,7 +30,7 @@ def shown(value: Any) -> str:
 
 
 def differences(runs: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
-    """Settings in which the runs are not all equal, with every run's value."""
+    """Return the settings in which the runs differ, with every run's value."""
     names = dict.fromkeys(name for run in runs for name in run.settings)
     rows = []
     for name in names:
@@ -42,7 +42,7 @@ def differences(runs: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
 
 
 def versions_of(runs: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
-    """Every set of versions that results were written with, and by which runs."""
+    """Return every set of versions that results were written with, and its runs."""
     found: dict[str, list[str]] = {}
     for run in runs:
         for result in run.results.values():
@@ -56,7 +56,7 @@ def versions_of(runs: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
 
 
 def commands_of(run: RunRecord) -> list[Command]:
-    """How to repeat a run and its evaluations, in the order they were done."""
+    """Return the commands that reproduce a run and its evaluations, in order."""
     commands = []
     if run.settings:
         again = f"{run.run.path}-again"
@@ -66,6 +66,6 @@ def commands_of(run: RunRecord) -> list[Command]:
     for name, result in ordered:
         line = result.get("command")
         if isinstance(line, str) and line.strip():
-            about = "As it was trained" if name == "pretrain" else f"results/{name}.json"
+            about = "Original command" if name == "pretrain" else f"results/{name}.json"
             commands.append(Command(about, line))
     return commands

@@ -1,4 +1,4 @@
-"""The figures: those that compare runs are drawn here, those of one run are read from its folder.
+"""Figures: those that compare runs are drawn here, those of one run are read from its folder.
 
 Every SVG is rewritten from a list of what is allowed. The page has room for so many bytes; what
 does not fit is named with its place.
@@ -23,14 +23,14 @@ Kind = TypeVar("Kind")
 
 FIGURE_BYTES = 2_500_000
 NUMBER_BYTES = 60_000
-"""Of the numbers beside a figure; longer ones are only in its JSON file."""
+"""Most numbers shown with a figure; longer lists are only in its JSON file."""
 WIDE = 560
 """A figure wider than this, in points, gets the page's whole width."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture as it stands in the page."""
+    """A figure on the page."""
 
     title: str
     caption: str
@@ -41,17 +41,17 @@ class Figure:
 
 @dataclass(frozen=True)
 class Part:
-    """Figures under a heading: of all runs, or of one."""
+    """Figures under a heading: those of all runs, or of one."""
 
     heading: str
     figures: list[Figure]
 
 
 def comparison(runs: Sequence[RunRecord], missing: list[str]) -> tuple[list[Part], set[str]]:
-    """The paper's figures of all runs, drawn from metrics and results; and their names."""
+    """Draw the paper's figures of all runs; returns them and their names."""
     try:
         found, sentences = compare(runs)
-    except Exception as error:  # one strange run must not cost the page
+    except Exception as error:  # a faulty run must not prevent the page
         found, sentences = [], [f"The figures of all runs cannot be drawn: {error!r}."]
     missing.extend(sentence for sentence in sentences if sentence not in missing)
     figures = []
@@ -59,14 +59,14 @@ def comparison(runs: Sequence[RunRecord], missing: list[str]) -> tuple[list[Part
         try:
             markup = safe_svg(svg(picture).encode(), f"all{index}-", picture.title)
         except ValueError as error:
-            missing.append(f"{picture.title}: the figure cannot be shown, {error}.")
+            missing.append(f"{picture.title}: the figure cannot be shown: {error}.")
             continue
         figures.append(_figure(markup, picture.title, picture.caption, picture.numbers))
     return [Part("", figures)] if figures else [], {picture.name for picture in found}
 
 
 def of_each_run(groups: Sequence[SeedGroup], shown: set[str], missing: list[str]) -> list[Part]:
-    """Figures that `hardmix analyze` left in the runs' folders, without those in `shown`."""
+    """Read the figures that `hardmix analyze` wrote, without those in `shown`."""
     parts, room = [], FIGURE_BYTES
     for prefix, (_, run) in enumerate(first_seeds_first(groups)):
         figures = []
@@ -75,7 +75,7 @@ def of_each_run(groups: Sequence[SeedGroup], shown: set[str], missing: list[str]
                 continue
             found = read_or_say(lambda: _stored_figure(file, f"run{prefix}-"), run, file, missing)  # noqa: B023
             if found is not None and len(found.svg) > room:
-                missing.append(f"{run.name}: {file} was left out to keep the page small.")
+                missing.append(f"{run.name}: {file} was omitted to keep the page small.")
             elif found is not None:
                 room -= len(found.svg)
                 figures.append(found)
@@ -85,7 +85,7 @@ def of_each_run(groups: Sequence[SeedGroup], shown: set[str], missing: list[str]
 
 
 def first_seeds_first(groups: Sequence[SeedGroup]) -> Iterator[tuple[SeedGroup, RunRecord]]:
-    """One run of every group, then the second ones, ..."""
+    """Yield the first run of every group, then the second ones, and so on."""
     for turn in range(max((len(group.runs) for group in groups), default=0)):
         for group in groups:
             if turn < len(group.runs):
@@ -95,19 +95,19 @@ def first_seeds_first(groups: Sequence[SeedGroup]) -> Iterator[tuple[SeedGroup, 
 def read_or_say(
     read: Callable[[], Kind], run: RunRecord, file: Path, missing: list[str]
 ) -> Kind | None:
-    """What a file in RUN/figures holds, or a sentence: it may come from anybody, and be broken."""
+    """Read a file in RUN/figures, which may be damaged or foreign; else add a sentence."""
     try:
         return read()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not whole or not ours"
+        why = error.strerror if isinstance(error, OSError) else "it is damaged or not from hardmix"
         missing.append(f"{run.name}: figures/{file.name} cannot be shown: {why}.")
         return None
 
 
 def checked_text(value: Any) -> str:
-    """Text, and nothing else."""
+    """Return a value that must be text."""
     if not isinstance(value, str):
-        raise TypeError("text is needed")
+        raise TypeError("not a text")
     return value
 
 

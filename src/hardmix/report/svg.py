@@ -1,4 +1,4 @@
-"""SVG from a run's folder, made safe to stand inside the page.
+"""SVG from a run's folder, made safe to embed in the page.
 
 The file may come from anybody: it is parsed, and only elements, attributes and styles on the lists
 below are written again. No scripts, no event attributes, no addresses but those inside the picture.
@@ -34,17 +34,17 @@ DATA_IMAGE = re.compile(r"data:image/(png|jpeg|webp);base64,[A-Za-z0-9+/=\s]+")
 
 
 def safe_svg(source: bytes, prefix: str, title: str) -> str:
-    """The picture's markup, with a title for those who do not see it; ValueError if it is none."""
+    """Return safe markup of a picture, with a title; raises ValueError if it is not an SVG."""
     if len(source) > MOST_BYTES:
-        raise ValueError(f"larger than {MOST_BYTES // 1_000_000} MB")
+        raise ValueError(f"it is larger than {MOST_BYTES // 1_000_000} MB")
     if b"<!ENTITY" in source:
         raise ValueError("it declares entities")
     try:
         root = ET.fromstring(source)
     except ET.ParseError as error:
-        raise ValueError("not whole XML") from error
+        raise ValueError("it is not valid XML") from error
     if _local(root.tag) != "svg":
-        raise ValueError("not an SVG picture")
+        raise ValueError("it is not an SVG picture")
     attributes = _attributes(root, prefix)
     box = attributes.get("viewBox") or _box_of(root)
     if box:
@@ -57,7 +57,7 @@ def safe_svg(source: bytes, prefix: str, title: str) -> str:
 
 
 def natural_width(svg: str) -> float:
-    """The picture's own width in pixels, from its viewBox; 0 if it has none."""
+    """Return the picture's width in pixels, from its viewBox; 0 if it has none."""
     found = re.search(r'viewBox="[\d.\-]+[ ,]+[\d.\-]+[ ,]+([\d.]+)', svg)
     return float(found[1]) if found else 0.0
 
@@ -110,7 +110,7 @@ def _style(text: str, prefix: str) -> str:
 
 
 def _value(value: str, prefix: str) -> str | None:
-    """The value with addresses inside the picture prefixed; None if it has any other."""
+    """Return the value with its internal URLs prefixed; None if it has any other."""
     rest = INNER_URL.sub("", value)
     if "url" in rest.lower() or not SAFE_VALUE.fullmatch(rest):
         return None
@@ -122,7 +122,7 @@ def _joined(attributes: dict[str, str]) -> str:
 
 
 def _local(tag: object) -> str:
-    """A name without its namespace; comments and instructions have none."""
+    """Return a name without its namespace; comments and instructions have none."""
     return tag.rpartition("}")[2] if isinstance(tag, str) else ""
 
 

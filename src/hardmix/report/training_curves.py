@@ -1,4 +1,4 @@
-"""metrics.jsonl as curves over epochs, thin enough for a page."""
+"""metrics.jsonl as curves over epochs, thinned for a page."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ from hardmix.runs.reading import RunRecord, number
 
 MOST_POINTS = 300
 DIGITS = 5
-"""Significant ones: more than a picture or a table of curves can show."""
+"""Significant digits of values on the page."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A key of metrics.jsonl, in words; shares are shown in percent."""
+    """A key of metrics.jsonl in words; fractions are shown in percent."""
 
     key: str
     name: str
@@ -25,47 +25,49 @@ class Metric:
 
 
 METRICS = [
-    Metric("loss", "Loss", "Mean over the steps between two lines; synthetic points count in it."),
+    Metric(
+        "loss", "Loss", "Mean over the steps between two log lines, including synthetic points."
+    ),
     Metric(
         "knn",
         "k-NN accuracy",
-        "On test images, while training; a bank of training images votes.",
+        "On test images during training, by the votes of a sample of training images.",
         True,
     ),
     Metric(
         "proxy_accuracy",
         "Proxy accuracy",
-        "Share of queries whose key outranks every real negative (Fig. 2b).",
+        "Fraction of queries whose key outranks every real negative (Fig. 2b).",
         True,
     ),
     Metric(
         "proxy_accuracy_mixed",
         "Proxy accuracy, mixed",
-        "The same with the synthetic points counted (Fig. 2b).",
+        "The same, including synthetic points (Fig. 2b).",
         True,
     ),
     Metric(
         "false_negatives_top",
         "False negatives",
-        "Share of the query's class among its 1024 hardest negatives (Fig. 2c).",
+        "Fraction of a query's 1024 hardest negatives that have its class (Fig. 2c).",
         True,
     ),
     Metric(
         "synthetic_one_false",
         "One parent false",
-        "Share of pair points with at least one false parent (Fig. 2c).",
+        "Fraction of pair points with at least one false parent (Fig. 2c).",
         True,
     ),
     Metric(
         "synthetic_both_false",
         "Both parents false",
-        "Share of pair points with two false parents (Fig. 2c).",
+        "Fraction of pair points with two false parents (Fig. 2c).",
         True,
     ),
     Metric(
         "synthetic_query_false",
         "Parent with query false",
-        "Share of points mixed with the query whose negative is false.",
+        "Fraction of points mixed with the query whose negative is false.",
         True,
     ),
     Metric(
@@ -79,16 +81,16 @@ METRICS = [
         "Cosine of the query and its hardest negative, mean over the batch.",
     ),
     Metric(
-        "spread", "Spread of the keys", "1 for a uniform sphere; near 0 all images look the same."
+        "spread", "Spread of the keys", "1 for a uniform sphere; near 0, all images look the same."
     ),
-    Metric("lr", "Learning rate", "Of the step that was logged."),
-    Metric("images_per_second", "Images per second", "Between two lines of metrics.jsonl."),
+    Metric("lr", "Learning rate", "Learning rate at the logged step."),
+    Metric("images_per_second", "Images per second", "Mean between two log lines."),
 ]
-"""In the order of the menu. A key that no run has is left out of it."""
+"""Metrics in the order of the menu, which omits those that no run has."""
 
 
 def curves_of(groups: Sequence[SeedGroup]) -> dict[str, Any]:
-    """What page.js draws: metrics, runs, and for each pair the points (x in epochs)."""
+    """Return the data for page.js: metrics, runs, and the points of each pair (x in epochs)."""
     runs = [(group, seed, run) for group in groups for seed, run in enumerate(group.runs)]
     found = [curves_of_run(run) for _, _, run in runs]
     points = {metric.key: [each[metric.key] for each in found] for metric in METRICS}
@@ -106,7 +108,7 @@ def curves_of(groups: Sequence[SeedGroup]) -> dict[str, Any]:
 
 
 def curves_of_run(run: RunRecord) -> dict[str, list[tuple[float, float]]]:
-    """By key, (epoch, value) pairs, at most MOST_POINTS of them; shares in percent."""
+    """Return (epoch, value) pairs by key, at most MOST_POINTS each; fractions in percent."""
     steps = steps_per_epoch(run.metrics)
     found: dict[str, list[tuple[float, float]]] = {metric.key: [] for metric in METRICS}
     for line in run.metrics:
@@ -124,7 +126,7 @@ def curves_of_run(run: RunRecord) -> dict[str, list[tuple[float, float]]]:
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
-    """Means of neighbours, the same number each, where there are too many points."""
+    """Return at most `most` points, as means of equally many neighbours."""
     size = math.ceil(len(points) / most)
     if size <= 1:
         return list(points)
@@ -135,12 +137,12 @@ def thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[floa
 
 
 def rounded(value: float) -> float:
-    """To DIGITS significant digits."""
+    """Return a value rounded to DIGITS significant digits."""
     return float(f"{value:.{DIGITS}g}")
 
 
 def sample_table(curves: Mapping[str, Any], metric: str, most: int = 12) -> list[list[str]]:
-    """A header and about `most` rows: the values of every run nearest to some epochs."""
+    """Return a header and about `most` rows: every run's values nearest to some epochs."""
     points = curves["points"][metric]
     longest = max(points, key=len)
     every = max(1, math.ceil(len(longest) / most))
@@ -152,6 +154,6 @@ def sample_table(curves: Mapping[str, Any], metric: str, most: int = 12) -> list
 
 
 def _nearest(points: Sequence[tuple[float, float]], epoch: float) -> str:
-    """The value measured nearest to an epoch, if within one of it."""
+    """Return the value measured nearest to an epoch, if within one epoch; else an empty text."""
     near = min(points, key=lambda point: abs(point[0] - epoch), default=None)
     return f"{near[1]:.4g}" if near is not None and abs(near[0] - epoch) <= 1 else ""

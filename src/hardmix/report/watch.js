@@ -12,7 +12,7 @@
     if (!place) return;
     const seconds = Math.max(0, Math.round(Date.now() / 1000 - Number(place.dataset.time)));
     const words = seconds < 90 ? `${seconds} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
-    place.textContent = lost ? "hardmix watch has ended: this page is no longer refreshed." : Number(place.dataset.time) ? `last line ${words} ago` : "";
+    place.textContent = lost ? "hardmix watch has stopped: this page is no longer updated." : Number(place.dataset.time) ? `last log line ${words} ago` : "";
   }
   async function refresh() {
     const text = await (await fetch("./", { cache: "no-store" })).text();

@@ -22,46 +22,46 @@ from hardmix.runtime.console import say
 
 LOOPBACK = "127.0.0.1"
 NAMES = (LOOPBACK, "localhost", "::1")
-"""Under which this machine may be asked; a tunnel may use any port."""
+"""Host names of this machine that are accepted; a tunnel may use any port."""
 
 
 def watch_run(path: Path, port: int) -> None:
     """Serve the run's page until Ctrl-C."""
     server = open_server(path, port)
     where = f"http://{LOOPBACK}:{server.server_address[1]}/"
-    say(f"Watching {path} at {where} (Ctrl-C ends this, and not the run)")
+    say(f"Watching {path} at {where} (Ctrl-C stops watching; the run continues)")
     try:
         server.serve_forever()
     except KeyboardInterrupt:
-        say("No longer watching.")
+        say("Stopped watching.")
     finally:
         server.server_close()
 
 
 def open_server(path: Path, port: int) -> ThreadingHTTPServer:
-    """A server of the run's page; port 0 is any free one."""
+    """Return a server of the run's page; port 0 means any free port."""
     Run.open(path)
     if not 0 <= port < 65536:
-        raise InputError(f"--port {port} is not a port: choose 1024 to 65535, or 0 for a free one.")
+        raise InputError(f"port={port} is not a port: choose 1024 to 65535, or 0 for a free one.")
     page = LivePage(path)
     handler = type("Handler", (_Handler,), {"page": page})
     try:
         return ThreadingHTTPServer((LOOPBACK, port), handler)
     except OSError as error:
         raise InputError(
-            f"--port {port} cannot be used ({error.strerror}): choose another, or 0 for a free one."
+            f"port={port} cannot be used ({error.strerror}): choose another, or 0 for a free one."
         ) from error
 
 
 class LivePage:
-    """The page of a run as its files are now; it is drawn again only when they have changed."""
+    """The current page of a run, rendered again only when its files have changed."""
 
     def __init__(self, path: Path) -> None:
         self._run, self._lock = Run(path), Lock()
         self._drawn: tuple[str, bytes] = ("", b"")
 
     def version(self) -> str:
-        """Changes with the run's files, and when its process is gone."""
+        """Return a text that changes with the run's files and when its process is gone."""
         run = self._run
         files = [run.config_file, run.metrics_file, run.status_file, run.hardness_file]
         files += [
@@ -77,7 +77,7 @@ class LivePage:
         return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
 
     def content(self) -> bytes:
-        """The page."""
+        """Return the page."""
         with self._lock:
             version = self.version()
             if self._drawn[0] != version:
@@ -105,16 +105,16 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """The page, or its version."""
+        """Serve the page, or its version."""
         if not self._asked_here():
-            self._answer(403, b"hardmix watch answers this machine alone.\n")
+            self._answer(403, b"hardmix watch only serves this machine.\n")
         elif self.path in ("/", "/version"):
             self._answer_or_say(self.path)
         else:
-            self._answer(404, b"There is the page alone: /\n")
+            self._answer(404, b"Not found. The page is at /\n")
 
     def do_HEAD(self) -> None:
-        """The same without the page."""
+        """Serve the headers only."""
         self.do_GET()
 
     def _asked_here(self) -> bool:
@@ -144,4 +144,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, *_: Any) -> None:
-        """Requests are not news."""
+        """Do not log requests."""

@@ -1,1 +1,1 @@
-"""The folder of a run: its files, its checkpoints, and the one reader of both."""
+"""The folder of a run: its files, its checkpoints, and their reader."""

@@ -1,8 +1,8 @@
-"""Checkpoints: everything a run needs to go on, whole or not there.
+"""Checkpoints: everything a run needs to resume, either complete or absent.
 
 A checkpoint is a safetensors file and a JSON manifest with its sha256, written in that order, each
-to a temporary file that is synced and renamed. The two newest are kept, those marked to be kept,
-and the best by k-NN, which best.json names. One that does not match its checksum is passed over.
+to a temporary file that is synced and renamed. Kept are the two newest, those marked to be kept,
+and the best by k-NN, named in best.json. One that does not match its checksum is skipped.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ BEST = "best.json"
 
 
 class Checkpoint(NamedTuple):
-    """What was found, and the names of newer ones that are broken."""
+    """A checkpoint, and the names of newer ones that are damaged."""
 
     tensors: dict[str, Tensor]
     manifest: dict[str, Any]
@@ -39,7 +39,7 @@ class Checkpoint(NamedTuple):
 def write_checkpoint(
     folder: Path, step: int, data: bytes, facts: dict[str, Any], versions: dict[str, str]
 ) -> Path:
-    """Write a checkpoint of these bytes (see `pack`), then drop those that need not be kept.
+    """Write a checkpoint of these bytes (see `pack`), then delete those not to be kept.
 
     facts["keep"] protects it for ever, facts["best"] names the step of the best.
     """
@@ -54,7 +54,7 @@ def write_checkpoint(
         **facts,
     }
     manifest["checksum"] = _checksum(manifest)
-    # The same step may be saved twice, before and after its k-NN: a good file is left alone.
+    # The same step may be saved twice, before and after its k-NN: an intact file is not rewritten.
     if _sha256(weights) != manifest["sha256"]:
         write_atomically(weights, data)
     write_atomically(weights.with_suffix(".json"), json.dumps(manifest, indent=2).encode())
@@ -66,15 +66,15 @@ def write_checkpoint(
 
 
 def pack(tensors: dict[str, Tensor]) -> bytes:
-    """The bytes of a safetensors file."""
+    """Return the bytes of a safetensors file."""
     return save({name: tensor.detach().contiguous() for name, tensor in tensors.items()})
 
 
 def load_newest(folder: Path, *, set_aside: bool = True) -> Checkpoint | None:
-    """The newest checkpoint that is whole; None where there is none at all.
+    """Load the newest intact checkpoint; None if there are no checkpoints.
 
-    Broken ones that are newer get another name, so that they are never counted again; but not
-    where `set_aside` is False, for those who only look while somebody else may be writing.
+    Newer ones that are damaged are renamed, so that they are not tried again, unless `set_aside`
+    is False, for readers of a folder that another process may be writing to.
     """
     broken: list[str] = []
     for file in sorted(folder.glob("step-*.json"), reverse=True):
@@ -88,7 +88,7 @@ def load_newest(folder: Path, *, set_aside: bool = True) -> Checkpoint | None:
         broken.append(file.name)
     if broken:
         raise InputError(
-            f"{folder} holds no whole checkpoint: {', '.join(broken)} do not match their checksums;"
+            f"{folder} has no intact checkpoint: {', '.join(broken)} do not match their checksums;"
             " start again in another folder."
         )
     return None
@@ -102,7 +102,7 @@ def _rotate(folder: Path) -> None:
             continue
         old.unlink()
         old.with_suffix(".safetensors").unlink(missing_ok=True)
-    # Of a save that was killed between its two files.
+    # Left by a save that was killed between its two files.
     named = {file.name.split(".")[0] for file in folder.glob("step-*.json*")}
     for weights in folder.glob("step-*.safetensors"):
         if weights.stem not in named:
@@ -119,7 +119,7 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 
 def _tensors(folder: Path, manifest: dict[str, Any]) -> dict[str, Tensor] | None:
-    """The tensors, read once and checked; None where they are not what was written."""
+    """Return the tensors, read once and verified; None if they are not what was written."""
     if manifest.get("checksum") != _checksum(manifest) and manifest.get("format") != 1:
         return None
     try:
@@ -132,7 +132,7 @@ def _tensors(folder: Path, manifest: dict[str, Any]) -> dict[str, Tensor] | None
 
 
 def _checksum(manifest: dict[str, Any]) -> str:
-    """Of the manifest itself: a flipped digit in it is noticed too."""
+    """Return the checksum of the manifest itself, so that damage to it is noticed too."""
     facts = {name: value for name, value in manifest.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -147,13 +147,13 @@ def _check_format(file: Path, manifest: dict[str, Any]) -> None:
     if whole and isinstance(found, int) and found > FORMAT:
         version = (manifest.get("versions") or {}).get("hardmix", "a newer version")
         raise InputError(
-            f"{file} has format {found}, and this hardmix reads up to {FORMAT}: resume with"
-            f" hardmix {version}, which wrote it."
+            f"{file} has format {found}, but this version of hardmix reads up to {FORMAT}: resume"
+            f" with hardmix {version}, which wrote it."
         )
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """An optimizer's whole state: "3.momentum_buffer" is that of the fourth parameter."""
+    """Return an optimizer's state; "3.momentum_buffer" belongs to the fourth parameter."""
     return {
         f"{number}.{name}": value
         for number, values in optimizer.state_dict()["state"].items()
@@ -163,7 +163,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """The inverse of `optimizer_tensors`; a number alone is SGD's momentum, as of older versions.
+    """Load what `optimizer_tensors` returned; a bare number is SGD's momentum (old versions).
 
     What has a parameter's shape gets its memory format: fused optimizers pair by place in memory.
     """
@@ -181,7 +181,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
 
 
 def share_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """`restore_optimizer` on every rank, of the tensors that rank 0 has read."""
+    """Run `restore_optimizer` on every rank, with the tensors that rank 0 has read."""
     shapes = json.loads(broadcast_text(json.dumps({k: list(v.shape) for k, v in tensors.items()})))
     if not is_main():
         tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}

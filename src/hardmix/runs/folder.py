@@ -1,7 +1,7 @@
 """A run is a folder: config.json, metrics.jsonl, hardness.jsonl, checkpoints/, results/, figures/.
 
-The encoder that is kept is encoder.safetensors. status.json says how the run stands, and .lock who
-writes to it. Of many processes only the main one writes.
+The trained encoder is encoder.safetensors. status.json records the state of the run, and .lock
+which process writes to it. With several processes, only the main one writes.
 """
 
 import dataclasses
@@ -32,13 +32,13 @@ from hardmix.settings.saved import check_same_run, read_config, to_json
 
 ENCODER_FORMAT = "hardmix-encoder-1"
 OWN_TRUNK = "own"
-"""The backbone's name in the file of an encoder around a user's network."""
+"""The backbone's name in the file of an encoder with a user's own network."""
 
 OF_THE_WEIGHTS = frozenset({"model.backbone", "data.channels"})
-"""What a run of imported weights must keep when its training begins."""
+"""Settings of imported weights that must not change when training starts."""
 
 Resume = bool | Literal["auto"]
-"""Whether to go on with a run; "auto" starts one where there is none."""
+"""Whether to resume a run; "auto" resumes it if it exists, and otherwise starts it."""
 
 
 class Run:
@@ -64,7 +64,7 @@ class Run:
 
     @classmethod
     def create(cls, path: Path | str, config: PretrainConfig) -> "Run":
-        """A new run; a folder that already holds one is refused, and nothing in it touched."""
+        """Create a run; raises InputError if the folder already contains one."""
         run = cls(path)
         if not is_main():
             return run
@@ -73,12 +73,12 @@ class Run:
             run.path.mkdir(parents=True, exist_ok=True)
             write_atomically(run.config_file, to_json(config))
         except OSError as error:
-            raise InputError(f"--out {run.path} cannot be written: {error.strerror}.") from error
+            raise InputError(f"out={run.path} cannot be written: {error.strerror}.") from error
         return run
 
     @classmethod
     def open(cls, path: Path | str) -> "Run":
-        """A run that exists."""
+        """Open an existing run."""
         run = cls(path)
         if not run.exists:
             raise InputError(f"{run.path} is not a run: it has no config.json.")
@@ -86,38 +86,41 @@ class Run:
 
     @property
     def exists(self) -> bool:
-        """Whether the folder holds a run, finished or not."""
+        """Whether the folder contains a run, finished or not."""
         return self.config_file.exists()
 
     def resumes(self, resume: Resume) -> bool:
-        """Whether there is a run to go on with; refused where the answer is not the one wanted."""
+        """Return whether to resume a run; raises InputError if `resume` does not allow it."""
         exists = self.exists
         if exists and not resume:
             raise InputError(
-                f"--out {self.path} already holds a run: add --resume to go on with it, or choose"
-                " another folder."
+                f"out={self.path} already contains a run: resume it (--resume), or choose another"
+                " folder."
             )
         if not exists and resume is True:
             raise InputError(
-                f"--out {self.path} holds no run to resume (no config.json): start it without"
-                " --resume, or with --resume auto, which starts or goes on."
+                f"out={self.path} contains no run to resume (no config.json): start it without"
+                " --resume, or use --resume auto, which starts or resumes."
             )
         return exists
 
     def config(self) -> PretrainConfig:
-        """The config it was started with.
+        """Return the config that the run was started with.
 
-        Older versions saved `data.root` as it was typed: a relative one is looked for from here,
-        then from the folders above the run.
+        Older versions saved a relative `data.root`: it is looked for from the current folder, then
+        from the folders above the run.
         """
         config = read_config(self.config_file)
         root = root_near(config.data.root, self.path)
         return dataclasses.replace(config, data=dataclasses.replace(config.data, root=root))
 
     def set_status(self, state: str, **facts: Any) -> None:
-        """status.json: running, done, stopped or failed, and why; torchrun hides exit statuses."""
+        """Write status.json: running, done, stopped or failed, and why.
+
+        torchrun hides exit statuses.
+        """
         if not self.is_in_place():
-            return  # another run's, perhaps
+            return  # it may be another run's
         status = {
             "state": state,
             **facts,
@@ -128,31 +131,31 @@ class Run:
         data = (json.dumps(status, indent=2) + "\n").encode()
         try:
             write_atomically(self.status_file, data)
-        except OSError:  # a full disk, of which checkpoints tell: the old file's own block is there
+        except OSError:  # a full disk, reported by checkpoints: overwriting needs no new block
             with suppress(OSError):
                 _overwrite(self.status_file, data)
 
     def keep_place(self) -> None:
-        """Remember which folder this is, to notice when it is moved away or replaced."""
+        """Remember which folder this is, to notice if it is moved or replaced."""
         if is_main():
             found = self.path.stat()
             self._place = found.st_dev, found.st_ino
 
     def is_in_place(self) -> bool:
-        """Whether the folder is still the one of `keep_place`."""
+        """Return whether the folder is still the one of `keep_place`."""
         if self._place is None:
             return True
         try:
             found = self.path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError:  # a network disk that does not answer may do so later
+        except OSError:  # a network disk that does not respond may do so later
             return True
         return self._place == (found.st_dev, found.st_ino)
 
     @property
     def unwritten(self) -> int:
-        """Lines of the logs that a full disk has not taken so far."""
+        """Number of log lines not yet written because of a full disk."""
         return len(self._unwritten)
 
     def log(self, line: Mapping[str, Any]) -> None:
@@ -160,19 +163,19 @@ class Run:
         self._append(self.metrics_file, line)
 
     def log_hardness(self, line: Mapping[str, Any]) -> None:
-        """Append one object to hardness.jsonl: what Fig. 2a shows, at a few epochs."""
+        """Append one object to hardness.jsonl, the data of Fig. 2a."""
         self._append(self.hardness_file, line)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All lines of metrics.jsonl; a half-written last one is left out."""
+        """Return all lines of metrics.jsonl; a half-written last line is skipped."""
         return _lines(self.metrics_file)
 
     def hardness(self) -> list[dict[str, Any]]:
-        """All lines of hardness.jsonl."""
+        """Return all lines of hardness.jsonl."""
         return _lines(self.hardness_file)
 
     def log_lengths(self) -> dict[str, int]:
-        """How long the logs are, on disk for certain: a checkpoint remembers it."""
+        """Sync the logs to disk and return their lengths, for a checkpoint to record."""
         lengths = {}
         for file in (self.metrics_file, self.hardness_file):
             if file.exists():
@@ -182,7 +185,7 @@ class Run:
         return lengths
 
     def forget_after(self, step: int, lengths: Mapping[str, int] | None = None) -> None:
-        """Drop what was logged after a checkpoint: a resumed run will log it again."""
+        """Delete what was logged after a checkpoint: a resumed run will log it again."""
         if not is_main():
             return
         for file in (self.metrics_file, self.hardness_file):
@@ -197,7 +200,7 @@ class Run:
     def write_encoder(
         self, trunk: nn.Module, config: PretrainConfig, backbone: str | None = None
     ) -> None:
-        """encoder.safetensors: the trunk, with torchvision's names where it is torchvision's."""
+        """Write the trunk to encoder.safetensors, under torchvision's names if it has them."""
         weights = {k: v.detach().cpu().contiguous() for k, v in trunk.state_dict().items()}
         facts = {
             "backbone": backbone or config.model.backbone,
@@ -212,12 +215,12 @@ class Run:
         except OSError as error:
             raise OutputError(
                 f"the encoder could not be written ({error.strerror}):"
-                f" {room(self.encoder_file, len(data))}; checkpoints that were written are kept:"
-                " make room, then --resume writes it."
+                f" {room(self.encoder_file, len(data))}; existing checkpoints are kept: free some"
+                " space, then resume the run (--resume) to write it."
             ) from error
 
     def write_result(self, name: str, result: Mapping[str, Any]) -> Path:
-        """results/NAME.json: numbers first, then what they depend on."""
+        """Write results/NAME.json: numbers first, then what they depend on."""
         file = self.results / f"{name}.json"
         if not is_main():
             return file
@@ -232,7 +235,7 @@ class Run:
         return file
 
     def save_checkpoint(self, step: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> int:
-        """Write a checkpoint, drop old ones (checkpoints.py), and return its size in bytes.
+        """Write a checkpoint, delete old ones (checkpoints.py), and return its size in bytes.
 
         A disk without room raises OSError, whose `filename` says what was to be written and how
         much room there is; what was there before is whole.
@@ -248,11 +251,11 @@ class Run:
         return len(data)
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole."""
+        """Load the newest intact checkpoint; None if there are no checkpoints."""
         return load_newest(self.checkpoints)
 
     def _append(self, file: Path, line: Mapping[str, Any]) -> None:
-        """Lines that a full disk does not take are kept, and tried again with the next."""
+        """Append a line; lines that a full disk rejects are kept and retried with the next."""
         self._unwritten.append((file, json.dumps(line)))
         while self._unwritten and self.is_in_place():
             try:
@@ -263,7 +266,7 @@ class Run:
 
 
 def _overwrite(file: Path, data: bytes) -> None:
-    """A small file in its place, which needs no further room."""
+    """Overwrite a small file in place, which needs no further space."""
     with file.open("r+b", buffering=0) as out:
         out.write(data)
         out.truncate()
@@ -274,7 +277,7 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 
 def logged_objects(text: str) -> list[dict[str, Any]]:
-    """A log's objects; what is no object with a step, such as half a line, is left out."""
+    """Return a log's objects; lines that are not objects with a step are skipped."""
     lines = []
     for each in text.splitlines():
         try:
@@ -287,13 +290,13 @@ def logged_objects(text: str) -> list[dict[str, Any]]:
 
 
 def versions() -> dict[str, str]:
-    """What a result depends on."""
+    """Return the versions of the software that a result depends on."""
     names = ["hardmix", "torch", "torchvision", "numpy"]
     return {"python": platform.python_version()} | {name: version(name) for name in names}
 
 
 def check_resumable(path: Path, config: PretrainConfig) -> None:
-    """Refuse to resume with other settings than the run's, and save those that may change."""
+    """Raise InputError if settings that must not change differ; save those that may."""
     run = Run.open(path)
     trained = run.config().recipe != "imported" or any(run.checkpoints.glob("step-*"))
     check_same_run(run.config(), config, None if trained else OF_THE_WEIGHTS)

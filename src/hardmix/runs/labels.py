@@ -1,6 +1,6 @@
-"""One label for every run: the paper's name of what it trained, and what tells it from its like.
+"""One label for every run: the paper's name of its method, and what distinguishes it from others.
 
-Settings are plain values by their dotted names, as recorded: they may be of any version.
+Settings are plain values by dotted name, as recorded by any version.
 """
 
 from collections import Counter
@@ -12,25 +12,25 @@ from hardmix.settings.saved import FACTS, LABELS, MAY_DIFFER, own_facts
 from hardmix.settings.titles import method_title
 
 UNSAID = ("mochi", "keep", None)
-"""The paper's own mixing, which goes without saying, and what was left unset."""
+"""Values that are not shown: the paper's own mixing, and unset values."""
 
 
 def method_uses(settings: Mapping[str, Any], name: str, *, unknown: bool = True) -> bool:
-    """Whether a setting means anything to the method; `unknown` for one this version lacks."""
+    """Return whether the method uses a setting; `unknown` for one this version lacks."""
     method = settings.get("method")
     facts = METHOD_FACTS.get(method) if isinstance(method, str) else None
     return unknown if facts is None else facts.uses(name)
 
 
 def known_settings(settings: Mapping[str, Any]) -> set[str]:
-    """Names of all that this version knows of a run of this method."""
+    """Return the names of all settings that this version knows for a run's method."""
     return FACTS.keys() | own_facts(settings.get("method")).keys()
 
 
 def identity(settings: Mapping[str, Any], *, pooled: Collection[str] = ()) -> dict[str, Any]:
-    """The settings that make a run what it is; without those its method does not use.
+    """Return the settings that identify a run, without those that its method does not use.
 
-    `pooled` are left out too: runs that differ in them alone are taken together.
+    `pooled` settings are omitted too: runs that differ only in these are grouped.
     """
     own = own_facts(settings.get("method"))
     free = {name for name, facts in own.items() if not facts.identity}
@@ -47,11 +47,11 @@ def identity(settings: Mapping[str, Any], *, pooled: Collection[str] = ()) -> di
 def label_runs(
     settings: Sequence[Mapping[str, Any]], names: Sequence[str], *, pooled: Collection[str] = ()
 ) -> list[str]:
-    """The label of each run, in tables and figures alike; no two are equal.
+    """Return a unique label for each run, the same in tables and figures.
 
-    The method, then the settings in which it differs from runs of the same method, then, where
-    that is not enough, its name. A run of which no setting is known has its name alone. `pooled`
-    settings tell nothing apart: a label of several seeds is without them.
+    It consists of the method, the settings in which the run differs from others of that method,
+    and its name if that is not enough. A run without known settings is labelled by its name.
+    `pooled` settings are not used, so that a label can stand for several seeds.
     """
     known = [{k: v for k, v in each.items() if k not in pooled} for each in settings]
     titles = [method_title(each) if each else name for each, name in zip(known, names, strict=True)]
@@ -64,10 +64,9 @@ def label_runs(
 
 
 def tell_apart(labels: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Equal labels with the settings in which their runs differ: "MoCHi (256, 256, 32), K = 1024".
+    """Extend equal labels by the settings that differ: "MoCHi (256, 256, 32), K = 1024".
 
-    Runs that differ in nothing that has a label keep equal ones; a setting that the method does
-    not use tells nothing.
+    Labels stay equal if the runs differ in no setting that has a label and that the method uses.
     """
     told = []
     for label, own in zip(labels, settings, strict=True):

@@ -1,8 +1,8 @@
-"""The one reader of run folders: figures, reports and sweeps all see a run as a `RunRecord`.
+"""The only reader of run folders: figures, reports and sweeps see a run as a `RunRecord`.
 
-Nothing here raises. Folders may be half-written, of an older version, or made by somebody else:
-what cannot be read becomes a sentence, every value is checked before it is used, and no setting is
-filled in by a guess. Each file is read once.
+Nothing here raises. Folders may be incomplete, of an older version, or made by another program:
+what cannot be read is reported in a sentence, every value is checked before it is used, and no
+missing setting is guessed. Each file is read once.
 """
 
 import math
@@ -21,40 +21,40 @@ from hardmix.settings.saved import MAY_DIFFER, build_config, own_facts, read_jso
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run's folder tells."""
+    """The contents of a run's folder."""
 
     run: Run
     """The folder and the names of its files."""
     name: str
-    """The folder's name, with as many folders above it as tell the runs apart."""
+    """The folder's name, with as many parent folders as are needed to distinguish the runs."""
     label: str
-    """The method, and what tells it from the other runs: the same in every table and figure."""
+    """The method and what distinguishes it from other runs; the same in all tables and figures."""
     hue: int
-    """Its number among the runs: its colour in every figure."""
+    """Index among the runs, which sets its colour in every figure."""
     config: PretrainConfig | None
-    """None where config.json is of another version, or damaged."""
+    """None if config.json is damaged or of an incompatible version."""
     settings: dict[str, Any]
-    """config.json by dotted names, as recorded, of whatever version; empty where unreadable."""
+    """config.json by dotted names, as recorded by any version; empty if unreadable."""
     metrics: list[dict[str, Any]]
     hardness: list[dict[str, Any]]
     results: dict[str, dict[str, Any]]
-    """By the name of the file."""
+    """Results by file name."""
     missing: list[str] = field(default_factory=list)
     """What could not be read, in sentences."""
 
     @property
     def seed(self) -> object:
-        """None: not recorded."""
+        """The seed; None if it is not recorded."""
         return self.settings.get("train.seed")
 
     @property
     def is_empty(self) -> bool:
-        """Nothing in it can be shown."""
+        """Whether there is nothing to show."""
         return not (self.settings or self.metrics or self.results)
 
 
 class ReadLog(NamedTuple):
-    """The whole lines of a log, and how many were not."""
+    """The complete lines of a log, and the number of broken ones."""
 
     lines: list[dict[str, Any]]
     broken: int
@@ -63,14 +63,14 @@ class ReadLog(NamedTuple):
 
 
 def read_runs(paths: Sequence[Path | str]) -> list[RunRecord]:
-    """Every run once, in the order given, with names and labels that tell them apart."""
+    """Read every run once, in the given order, with distinct names and labels."""
     unique = list({os.path.realpath(path): Path(path) for path in paths}.values())
     names = short_names(unique)
     return side_by_side([read_run(path, name) for path, name in zip(unique, names, strict=True)])
 
 
 def side_by_side(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """The same runs with the labels and colours that they have together."""
+    """Return the same runs with labels and colours that distinguish them."""
     labels = label_runs([each.settings for each in records], [each.name for each in records])
     return [
         replace(record, label=label, hue=hue)
@@ -79,7 +79,7 @@ def side_by_side(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """The folder's name; with as many folders above it as tell the runs apart."""
+    """Return folder names, with as many parent folders as are needed to distinguish them."""
     parts = [Path(os.path.abspath(path)).parts for path in paths]
     for depth in range(1, max(map(len, parts), default=1) + 1):
         names = ["/".join(each[-depth:]) for each in parts]
@@ -89,7 +89,7 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def read_run(path: Path, name: str | None = None) -> RunRecord:
-    """The run in a folder, as far as it can be read; its label is as if it were alone."""
+    """Read the run in a folder as far as possible; its label is that of a single run."""
     run = Run(path)
     missing: list[str] = []
     name = short_names([path])[0] if name is None else name
@@ -114,17 +114,17 @@ def read_run(path: Path, name: str | None = None) -> RunRecord:
 
 
 def with_new_results(record: RunRecord) -> RunRecord:
-    """The same run after it was evaluated again."""
+    """Return the same run with its results read again."""
     return replace(record, results=_read_results(record.run, record.name, []))
 
 
 def read_settings(run: Run) -> dict[str, Any]:
-    """The settings of config.json alone, as recorded; none where it cannot be read."""
+    """Read only the settings of config.json, as recorded; empty if it cannot be read."""
     return recorded(_read_object(run.config_file, run.path.name, []) or {})
 
 
 def read_metrics(run: Run, name: str, missing: list[str]) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl alone; what is wrong with it is added to `missing`."""
+    """Read only the lines of metrics.jsonl; problems are added to `missing`."""
     try:
         log = _read_log(run.metrics_file)
     except (FileNotFoundError, NotADirectoryError):
@@ -138,12 +138,12 @@ def read_metrics(run: Run, name: str, missing: list[str]) -> list[dict[str, Any]
         missing.append(f"{name}: metrics.jsonl {what}, so it has no curves.")
     elif log.broken:
         lines = "line of metrics.jsonl was" if log.broken == 1 else "lines of metrics.jsonl were"
-        missing.append(f"{name}: {log.broken} broken {lines} left out.")
+        missing.append(f"{name}: {log.broken} broken {lines} skipped.")
     return log.lines
 
 
 def number(value: object) -> float | None:
-    """A finite number, or None for all else: NaN stands where there were no synthetic points."""
+    """Return a finite number, or None for anything else: NaN means no synthetic points."""
     if type(value) is float:  # nearly all of metrics.jsonl: a million of them on a large page
         return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -164,7 +164,7 @@ def _read_log(file: Path) -> ReadLog:
 
 
 def _read_hardness(run: Run, name: str, missing: list[str]) -> list[dict[str, Any]]:
-    """Its absence is said by the figures that need it."""
+    """Read hardness.jsonl; its absence is reported by the figures that need it."""
     try:
         return _read_log(run.hardness_file).lines
     except (FileNotFoundError, NotADirectoryError):
@@ -184,7 +184,7 @@ def _read_results(run: Run, name: str, missing: list[str]) -> dict[str, dict[str
 
 
 def _read_object(file: Path, name: str, missing: list[str]) -> dict[str, Any] | None:
-    """A JSON object, or None and a sentence."""
+    """Read a JSON object; on failure, return None and add a sentence to `missing`."""
     where = f"{name}: {file.parent.name + '/' if file.parent.name == 'results' else ''}{file.name}"
     try:
         value = read_json(file)
@@ -195,10 +195,10 @@ def _read_object(file: Path, name: str, missing: list[str]) -> dict[str, Any] | 
         missing.append(f"{where} cannot be read: {error.strerror}.")
         return None
     except ValueError:
-        missing.append(f"{where} is not whole: it cannot be read as JSON.")
+        missing.append(f"{where} is damaged: it cannot be read as JSON.")
         return None
     if not isinstance(value, dict):
-        missing.append(f"{where} holds no settings or numbers by name.")
+        missing.append(f"{where} is not a JSON object.")
         return None
     return value
 
@@ -206,15 +206,15 @@ def _read_object(file: Path, name: str, missing: list[str]) -> dict[str, Any] | 
 def _read_config(
     run: Run, name: str, values: dict[str, Any], missing: list[str]
 ) -> PretrainConfig | None:
-    """The config, where this version can make one; what it does not know is said."""
+    """Return the config if this version can read it; problems are added to `missing`."""
     if not values:
-        missing.append(f"{name} is named by its folder alone.")
+        missing.append(f"{name} is labelled only by its folder.")
         return None
     missing.extend(_unknown_settings(name, recorded(values)))
     try:
         return build_config(values, str(run.config_file))
     except (InputError, TypeError, ValueError) as error:
-        missing.append(f"{name}: its settings cannot be used as they are: {error}")
+        missing.append(f"{name}: its settings are invalid: {error}")
         return None
 
 
@@ -233,7 +233,7 @@ def _unknown_settings(name: str, settings: dict[str, Any]) -> list[str]:
         )
     if absent:
         sentences.append(
-            f"{name}: an older version did not record {', '.join(absent)}; so it is grouped"
-            " only with runs that lack the same."
+            f"{name}: an older version did not record {', '.join(absent)}; it is only grouped with"
+            " runs that lack the same."
         )
     return sentences

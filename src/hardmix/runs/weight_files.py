@@ -1,4 +1,4 @@
-"""Tensors by name from any weights file, without ever running code that is in it."""
+"""Reads named tensors from any weights file, without executing code in it."""
 
 import json
 import pickletools
@@ -19,17 +19,17 @@ from torch import Tensor
 from hardmix.errors import InputError
 
 NESTED = ("state_dict", "model_state_dict", "model")
-"""Where checkpoints keep their weights."""
+"""Names under which checkpoints store their weights."""
 MOST_GROWTH = 10_000_000
-"""Bytes by which an archive may grow when it is unpacked: the source code in TorchScript's does."""
+"""Bytes by which an archive may grow when unpacked: source code in TorchScript's is compressed."""
 MOST_OPERATIONS = 2_000_000
-"""Of a pickle: each may take a hundred bytes of memory."""
+"""Most operations of a pickle: each may take a hundred bytes of memory."""
 LEGACY_PICKLES = 5
-"""At the start of a file of torch before 1.6; raw numbers follow."""
+"""Pickles at the start of a file written by torch before 1.6; raw numbers follow."""
 
 
 class Source(NamedTuple):
-    """A file's tensors, what a safetensors file says of itself, and a checkpoint's epoch."""
+    """A file's tensors, the metadata of a safetensors file, and a checkpoint's epoch."""
 
     tensors: dict[str, Tensor]
     facts: dict[str, str]
@@ -37,13 +37,13 @@ class Source(NamedTuple):
 
 
 def read_weights(file: Path) -> Source:
-    """Tensors of a safetensors file, or of what torch.save wrote; no code in it is run."""
+    """Read the tensors of a safetensors or torch.save file; no code in it is executed."""
     try:
         with file.open("rb") as opened:
             start = opened.read(40)
     except OSError as error:
         raise InputError(
-            f"{file} cannot be read: {error.strerror}; give a weights file (.pth, .pth.tar, .pt,"
+            f"{file} cannot be read: {error.strerror}; use a weights file (.pth, .pth.tar, .pt,"
             " .bin or .safetensors)."
         ) from error
     if start[8:9] == b"{":
@@ -52,13 +52,13 @@ def read_weights(file: Path) -> Source:
     try:
         with warnings.catch_warnings(action="ignore"):
             content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # bytes that are no pickle raise nearly anything
+    except Exception as error:  # bytes that are not a pickle raise nearly anything
         raise InputError(_why_not(file, start, str(error))) from error
     return _unwrap(file, content)
 
 
 def _check_sizes(file: Path, zipped: bool) -> None:
-    """Refuse what would fill the memory while it is read: torch.save compresses no tensors."""
+    """Raise InputError if reading would fill the memory: torch.save does not compress."""
     if not zipped:
         with file.open("rb") as opened:
             _check_operations(file, _operations(opened, LEGACY_PICKLES))
@@ -66,14 +66,14 @@ def _check_sizes(file: Path, zipped: bool) -> None:
     try:
         archive = zipfile.ZipFile(file)
     except (zipfile.BadZipFile, OSError):
-        return  # torch says what is the matter
+        return  # torch reports the problem
     with archive:
         records = archive.infolist()
         held, there = sum(each.file_size for each in records), file.stat().st_size
         if held > there + MOST_GROWTH:
             raise InputError(
-                f"{file} has {there / 1e6:.1f} MB and holds {held / 1e6:.1f} MB in compressed form,"
-                " which no weights file does: save it again with torch.save."
+                f"{file} has {there / 1e6:.1f} MB and expands to {held / 1e6:.1f} MB, which weights"
+                " files do not: save it again with torch.save."
             )
         for record in records:
             if record.filename.endswith("data.pkl"):
@@ -82,40 +82,40 @@ def _check_sizes(file: Path, zipped: bool) -> None:
 
 
 def _operations(opened: Any, pickles: int) -> int:
-    """How many operations there are, as far as they can be read, and up to one too many."""
+    """Return the number of operations, as far as readable, counted to one above the limit."""
     operations = chain.from_iterable(pickletools.genops(opened) for _ in range(pickles))
     number = 0
-    with suppress(Exception):  # bytes that are no pickle raise nearly anything
+    with suppress(Exception):  # bytes that are not a pickle raise nearly anything
         for number, _ in enumerate(islice(operations, MOST_OPERATIONS + 1), start=1):  # noqa: B007
             pass
     return number
 
 
 def _check_operations(file: Path, number: int) -> None:
-    """Names and shapes are some thousands of operations; millions would fill the memory."""
+    """Raise InputError if there are too many: weights need thousands, millions fill the memory."""
     if number > MOST_OPERATIONS:
         raise InputError(
-            f"{file} needs more than {MOST_OPERATIONS} operations to be read, and names and shapes"
-            " of tensors far fewer: save it again as plain tensors, with"
+            f"{file} needs more than {MOST_OPERATIONS} operations to be read, far more than names"
+            " and shapes of tensors: save it again as plain tensors, with"
             " torch.save(model.state_dict())."
         )
 
 
 def read_safetensors(file: Path) -> Source:
-    """Tensors of a safetensors file, and what it says of itself."""
+    """Read the tensors and metadata of a safetensors file."""
     try:
         with safe_open(file, "pt") as opened:
             facts = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise InputError(
-            f"{file} is no whole safetensors file: {error}; copy or download it again."
+            f"{file} is not an intact safetensors file: {error}; copy or download it again."
         ) from error
     return Source(tensors, facts, None)
 
 
 def pack_safetensors(tensors: dict[str, Tensor], facts: dict[str, str]) -> bytes:
-    """A safetensors file with what it says of itself in this order: equal for equal content.
+    """Return a safetensors file with its metadata in this order: equal bytes for equal content.
 
     The library writes facts in an order that differs from call to call.
     """
@@ -131,19 +131,19 @@ def _why_not(file: Path, start: bytes, error: str) -> str:
     needs = re.search(r"GLOBAL ([\w.]+)|(TorchScript)", error)
     if needs is None:
         return (
-            f"{file} is not a weights file, or not a whole one"
+            f"{file} is not a weights file, or is incomplete"
             + (f" (it starts with {start[:20]!r})" if start else " (it is empty)")
-            + ": copy or download it again, or give what torch.save(model.state_dict()) wrote."
+            + ": copy or download it again, or use what torch.save(model.state_dict()) wrote."
         )
     return (
-        f"{file} needs {needs[1] or needs[2]}, and hardmix runs no code from a file: save it again"
-        " as plain tensors, with the program that wrote it and where you trust it:"
+        f"{file} needs {needs[1] or needs[2]}, but hardmix executes no code from a file: save it"
+        " again as plain tensors, with the program that wrote it and if you trust it:"
         " safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')."
     )
 
 
 def _unwrap(file: Path, content: Any) -> Source:
-    """Tensors of a part with a known name, else of what holds most: the whole, or another part."""
+    """Return the tensors of a part with a known name, or of the part with the most tensors."""
     whole: dict[Any, Any] = dict(content) if isinstance(content, Mapping) else {}
     known = [_named_tensors(whole.get(name)) for name in NESTED]
     others = [_named_tensors(part) for part in (whole, *whole.values())]
@@ -152,7 +152,7 @@ def _unwrap(file: Path, content: Any) -> Source:
         names = [str(name) for name in whole]
         held = f"the names {first_names(names)}" if names else f"a {type(content).__name__}"
         raise InputError(
-            f"{file} holds no tensors by name, but {held}: give what torch.save(model.state_dict())"
+            f"{file} contains no named tensors, but {held}: use what torch.save(model.state_dict())"
             " wrote."
         )
     epoch = whole.get("epoch")
@@ -165,5 +165,5 @@ def _named_tensors(part: Any) -> dict[str, Tensor]:
 
 
 def first_names(names: list[str]) -> str:
-    """Three of them, for messages."""
+    """Return the first three names, for messages."""
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -1,1 +1,1 @@
-"""The grids of the paper as one command: rows, scales, a plan, its runs, a table."""
+"""Trains the paper's tables with one command: rows, scales, a plan, its runs, tables."""

@@ -1,10 +1,10 @@
 """The paper's ten claims, judged by the runs of a sweep's folder: DIR/claims.md and claims.json.
 
-One rule for all that compares accuracies: differences are taken by seed, and count when the 95 %
-interval of their mean by Student's t excludes 0. Where two rows share fewer than two seeds, a
-difference counts when it is more than twice its standard error. Then a claim is "seen" or "not
-seen"; without two seeds on each side, or without the runs it speaks of, it "cannot be judged".
-Labels are the paper's (K = 16384); at a small scale the numbers of the runs themselves are smaller.
+One rule for all comparisons of accuracies: differences are taken by seed, and are significant if
+the 95 % interval of their mean by Student's t excludes 0. If two rows share fewer than two seeds, a
+difference is significant if it exceeds twice its standard error. A claim is then "seen" or "not
+seen"; without two seeds on each side, or without the runs it is about, it "cannot be judged".
+Labels are the paper's (K = 16384); at a small scale, the numbers of the runs are smaller.
 """
 
 import json
@@ -29,7 +29,7 @@ Verdict = Literal["seen", "seen in part", "not seen", "cannot be judged"]
 JUDGED = ("table1", "table1-supp", "fig3a", "fig3b", "variants")
 """Grids whose rows share labels and settings."""
 FEW = 0.1
-"""Claim 4, of all synthetic points: the paper has "around only 1 %"."""
+"""Claim 4, as a fraction of all synthetic points: the paper says "around only 1 %"."""
 SMALL = 64
 """Claim 6: the paper's smallest N."""
 MOCO, MOCHI = "MoCo-v2", f"MoCHi {BEST}"
@@ -37,7 +37,7 @@ MOCO, MOCHI = "MoCo-v2", f"MoCHi {BEST}"
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper, what the runs say to it, and the numbers."""
+    """A claim of the paper, the verdict of the runs, and the numbers."""
 
     number: int
     claim: str
@@ -50,7 +50,7 @@ Judgement = tuple[Verdict, str]
 
 
 class Evidence:
-    """The rows of a folder by label, with their values by measure and the records of their runs."""
+    """The rows of a folder by label, with their values by measure and their runs."""
 
     def __init__(self, options: SweepOptions) -> None:
         self.lines: dict[str, TableRow] = {}
@@ -64,18 +64,18 @@ class Evidence:
                     self._values[line.row.label, measure.id] = cell.values
 
     def values(self, label: str, measure: str) -> dict[int, float]:
-        """By seed; "linear" is the scale's own protocol."""
+        """Return values by seed; "linear" is the scale's own protocol."""
         if measure == "linear":
             full = self._values.get((label, "linear"))
             return full or self._values.get((label, "linear-cached"), {})
         return self._values.get((label, measure), {})
 
     def records(self, label: str) -> list[RunRecord]:
-        """The finished runs of a row."""
+        """Return the finished runs of a row."""
         return self.lines[label].runs if label in self.lines else []
 
     def by_epoch(self, label: str, key: str) -> dict[int, list[float]]:
-        """A share of metrics.jsonl in percent: for every run, by seed, its means by epoch."""
+        """Return a metric's means by epoch in percent, for every run by seed."""
         runs = {r.seed: epoch_means(r.metrics, key) for r in self.records(label)}
         return {
             seed: [100 * value for value in run]
@@ -84,11 +84,11 @@ class Evidence:
         }
 
     def last(self, label: str, key: str) -> dict[int, float]:
-        """The same at the end of training."""
+        """Return the metric at the end of training, by seed."""
         return {seed: run[-1] for seed, run in self.by_epoch(label, key).items()}
 
     def compare(self, ours: str, theirs: str, measure: str = "linear") -> tuple[int | None, str]:
-        """Sign of the difference, 0 within the noise, None without two seeds each; and in words."""
+        """Return the difference's sign and words; 0 within the noise, None without two seeds."""
         mine, other = self.values(ours, measure), self.values(theirs, measure)
         if not mine or not other:
             return None, f"{ours if not mine else theirs} has no {measure} result"
@@ -97,7 +97,7 @@ class Evidence:
 
 
 def judge(options: SweepOptions) -> list[Claim]:
-    """All ten, in the paper's order."""
+    """Judge all ten claims, in the paper's order."""
     evidence = Evidence(options)
     return [
         Claim(number, claim, place, *judgement(evidence))
@@ -106,7 +106,7 @@ def judge(options: SweepOptions) -> list[Claim]:
 
 
 def write_claims(options: SweepOptions, claims: Sequence[Claim]) -> list[Path]:
-    """A page to read and the same for programs."""
+    """Write the claims as Markdown and as JSON."""
     rows = [f"| {c.number} | {c.claim} ({c.place}) | {c.verdict} | {c.evidence} |" for c in claims]
     head = ["| | the paper's claim | here | evidence |", "|---|---|---|---|"]
     page = options.out / "claims.md"
@@ -117,7 +117,7 @@ def write_claims(options: SweepOptions, claims: Sequence[Claim]) -> list[Path]:
 
 
 def _hardness(evidence: Evidence) -> Judgement:
-    """First against last record of Fig. 2a, in every MoCo-v2 run."""
+    """Compare the first and last record of Fig. 2a in every MoCo-v2 run."""
     spans = [half_holders(record) for record in evidence.records(MOCO)]
     pairs = [(span[0], span[-1]) for span in spans if len(span) > 1]
     if not pairs:
@@ -126,12 +126,12 @@ def _hardness(evidence: Evidence) -> Judgement:
     fell = all(late < early for early, late in pairs)
     return (
         "seen" if fell else "not seen",
-        f"share of the recorded negatives that holds half of their matching probability: {shown}",
+        f"fraction of the recorded negatives with half of the matching probability: {shown}",
     )
 
 
 def _proxy(evidence: Evidence) -> Judgement:
-    """Last epoch: with and without synthetic points, and MoCo-v2."""
+    """Compare the last epoch with and without synthetic points, and MoCo-v2."""
     kept, discarded, moco = (
         evidence.last(label, key)
         for label, key in (
@@ -150,7 +150,7 @@ def _proxy(evidence: Evidence) -> Judgement:
 
 
 def _false_negatives(evidence: Evidence) -> Judgement:
-    """First against last epoch, every run of MoCo-v2 and MoCHi."""
+    """Compare the first and last epoch of every run of MoCo-v2 and MoCHi."""
     key = "false_negatives_top"
     means = [evidence.by_epoch(label, key) for label in (MOCO, MOCHI)]
     pairs = [(run[0], run[-1]) for row in means for run in row.values() if len(run) > 1]
@@ -177,7 +177,7 @@ def _gain(evidence: Evidence) -> Judgement:
 
 
 def _settings(evidence: Evidence) -> Judgement:
-    """Every plain MoCHi row with MoCo-v2's K and length; (64, 64, 0) is the smallest N."""
+    """Judge every plain MoCHi row with MoCo-v2's K and length; (64, 64, 0) is the smallest N."""
     base = evidence.lines.get(MOCO)
     rows = [line.row for line in evidence.lines.values() if line.row.mix and not line.row.oracle]
     rows = [
@@ -200,7 +200,7 @@ def _settings(evidence: Evidence) -> Judgement:
 
 
 def _smaller_queue(evidence: Evidence) -> Judgement:
-    """Beside it MoCo-v2 with the same queue: the small queue alone may do as well."""
+    """Also compare MoCo-v2 with the same queue: the small queue alone may do as well."""
     sign, shown = evidence.compare(f"{MOCHI}, K = 4096", MOCO)
     if evidence.values(f"{MOCO}, K = 4096", "linear"):
         shown += "; " + evidence.compare(f"{MOCO}, K = 4096", MOCO)[1]
@@ -259,7 +259,7 @@ def _seen(sign: int | None, wanted: int) -> Verdict:
 
 
 def sign_of(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[int | None, str]:
-    """The rule of this page on values by seed: the sign of what counts, and the difference."""
+    """Return the sign of a significant difference of values by seed, and the difference."""
     both = [value - theirs[seed] for seed, value in ours.items() if seed in theirs]
     if len(both) > 1:
         interval = student_interval(both)

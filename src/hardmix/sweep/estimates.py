@@ -1,4 +1,4 @@
-"""How far the runs of a sweep are, and how long the rest will take: shown before it begins."""
+"""The progress of a sweep's runs and the estimated remaining time, shown before it starts."""
 
 import statistics
 from collections import Counter
@@ -17,59 +17,59 @@ from hardmix.sweep.records import is_recorded
 from hardmix.sweep.scales import IMAGES, IMAGES_PER_SECOND
 
 State = Literal["finished", "recorded", "begun", "new"]
-"""Recorded: it was finished elsewhere, and its record has all that is wanted."""
+"""States of a run. Recorded: it was finished elsewhere, and its record is complete."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Images a second by method, and where that is from."""
+    """Images per second by method, and the source of these numbers."""
 
     by_method: dict[str, float]
     otherwise: float
     source: str
 
     def of(self, config: PretrainConfig) -> float:
-        """That of the same method where one was measured."""
+        """Return the speed of the same method if measured, otherwise the usual one."""
         return self.by_method.get(config.method, self.otherwise)
 
 
 def state_of(run: Run) -> State:
-    """The encoder is written last: with it a run is finished."""
+    """Return a run's state; it is finished once its encoder is written."""
     if run.encoder_file.exists():
         return "finished"
     return "begun" if run.exists else "new"
 
 
 def measure_speed(plan: Plan) -> Speed:
-    """From the runs in a sweep's folder; where there are none, a guess from the recipe's cost."""
+    """Return the speed of the runs in a sweep's folder, or a guess from the recipe's cost."""
     found: dict[str, list[float]] = {}
     for file in sorted(plan.options.out.glob("runs/*/config.json")):
         run = Run(file.parent)
         lines = read_metrics(run, run.path.name, [])
         rates = [rate for line in lines if (rate := number(line.get("images_per_second")))]
-        method = read_settings(run).get("method")  # what is wrong is said when its turn comes
+        method = read_settings(run).get("method")  # problems are reported when its turn comes
         if rates and isinstance(method, str):
             found.setdefault(method, []).append(statistics.median(rates))
     if not found:
         recipe = config_of(plan.rows[0], plan.options, 0).recipe
         cost = RECIPES[recipe].cost
         guess = IMAGES_PER_SECOND[recipe]
-        return Speed({}, guess, f"a guess of {guess:.0f} images/s (the recipe's cost: {cost})")
+        return Speed({}, guess, f"guessed {guess:.0f} images/s from the recipe's cost: {cost}")
     means = {method: statistics.fmean(rates) for method, rates in found.items()}
     count = sum(map(len, found.values()))
     usual = statistics.fmean(means.values())
-    source = f"measured in {count} run{'s' * (count != 1)} there, {usual:.0f} images/s"
+    source = f"measured in {count} run{'s' * (count != 1)}, {usual:.0f} images/s"
     return Speed(means, usual, source)
 
 
 def state_in(plan: Plan, job: Job) -> State:
-    """The same in a sweep, which knows records."""
+    """Return a run's state in a sweep, taking records into account."""
     state = state_of(Run(plan.folder(job.name)))
     return "recorded" if state != "finished" and is_recorded(plan.options, job) else state
 
 
 def images_left(job: Job, plan: Plan) -> int:
-    """Images still to be trained on, of a run as it stands."""
+    """Return the number of images that a run has yet to be trained on."""
     run, config = Run(plan.folder(job.name)), job.config
     state = state_in(plan, job)
     if state in ("finished", "recorded"):
@@ -86,12 +86,12 @@ def images_left(job: Job, plan: Plan) -> int:
 
 
 def seconds_of(jobs: Sequence[Job], plan: Plan, speed: Speed) -> float:
-    """Of training alone."""
+    """Return the estimated seconds of training, without evaluations."""
     return sum(images_left(job, plan) / speed.of(job.config) for job in jobs)
 
 
 def in_words(seconds: float) -> str:
-    """Two units at most: 3 h 20 min."""
+    """Return a duration in at most two units, such as 3 h 20 min."""
     minutes, hours = int(seconds // 60), int(seconds // 3600)
     if seconds < 60:
         return f"{seconds:.0f} s"
@@ -103,7 +103,7 @@ def in_words(seconds: float) -> str:
 
 
 def show_plan(plan: Plan) -> None:
-    """The table of rows with what is left of each, and the time it takes."""
+    """Print the table of rows with their remaining runs, and the estimated time."""
     options = plan.options
     _, statement, changes = describe(options)
     for sentence in [statement, *changes, *same_run(plan.rows, options)]:
@@ -116,13 +116,13 @@ def show_plan(plan: Plan) -> None:
     table(title, ["row", "(N, s, s')", "K", "epochs", "runs", "training"], rows)
     part, parts = share_of(options.index)
     if parts > 1:
-        say(f"This process does part {part} of {parts}: {len(plan.own)} of {len(jobs)} runs.")
+        say(f"This process runs part {part} of {parts}: {len(plan.own)} of {len(jobs)} runs.")
     total = in_words(seconds_of(plan.own, plan, speed))
-    say(f"Estimated time: {total} of training, {speed.source}; evaluations come on top.")
+    say(f"Estimated time: {total} of training ({speed.source}), plus evaluations.")
 
 
 def shown_mix(config: PretrainConfig) -> tuple[str, str]:
-    """(N, s, s') and K as they are trained; a dash where the method has none."""
+    """Return (N, s, s') and K as trained; a dash if the method has none."""
     mix = config.mix
     counts = f"({mix.num_hardest}, {mix.num_pairs}, {mix.num_with_query})"
     queue = str(config.train.queue_size) if config.uses("train.queue_size") else "-"

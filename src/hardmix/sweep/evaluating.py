@@ -1,4 +1,4 @@
-"""The evaluations of a sweep's run, by the name of their result files; what is there stays."""
+"""The evaluations of a sweep's run, by the name of their result files; existing ones stay."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,22 +22,22 @@ from hardmix.sweep.planning import SweepOptions
 
 VOTE = KnnOptions()
 QUEUE_KEYS = "memory.keys"
-"""How the name of the queue's keys in a checkpoint ends."""
+"""Suffix of the name of the queue's keys in a checkpoint."""
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "linear-cached": {"protocol": cached_protocol("lbfgs")},
     "knn": {"k": VOTE.k, "temperature": VOTE.temperature},
     "linear": {},
 }
-"""What an accuracy must say of itself to be used, beside its images and its preset: somebody may
-have evaluated the run otherwise by hand."""
+"""What a result must record to be used, besides its images and preset: a user may have evaluated
+the run differently by hand."""
 
 NAMED_BY_PLACE = (None, "folder", "list")
-"""Images whose result files have the place they lay in, which may be another one today."""
+"""Data sets whose result files record a path, which may have changed."""
 
 
 def is_present(record: RunRecord, name: str) -> bool:
-    """Whether the run has this result, by the protocol of sweeps and on its own images."""
+    """Return whether the run has this result, by the sweep's protocol and on its own images."""
     result = record.results.get(name)
     if result is None:
         return False
@@ -52,7 +52,7 @@ def is_present(record: RunRecord, name: str) -> bool:
 
 
 def evaluate(run: Run, name: str, options: SweepOptions) -> None:
-    """Make one result; the images may lie elsewhere than when the run was trained."""
+    """Run one evaluation; the images may have moved since the run was trained."""
     data = replace(run.config().data, root=options.data_root)
     labelled = grid_named(options.grid).labelled_images
     if labelled is not None:
@@ -86,7 +86,7 @@ def _queue(run: Run, _: DataConfig, __: SweepOptions) -> None:
     keys = next((value for name, value in tensors.items() if name.endswith(QUEUE_KEYS)), None)
     similarity = epoch_means(run.metrics(), "positive_similarity")
     if keys is None or not similarity:
-        raise InputError(f"{run.path} has no queue: the evaluation queue is for MoCo and MoCHi.")
+        raise InputError(f"{run.path} has no queue: the evaluation 'queue' is for MoCo and MoCHi.")
     found = {"uniformity": uniformity(keys), "alignment": 2 - 2 * similarity[-1]}
     run.write_result("queue", {**found, "keys": len(keys)})
 
@@ -100,7 +100,7 @@ def _coco(run: Run, _: DataConfig, options: SweepOptions) -> None:
 
 
 def _detect(run: Run, config: DetectionConfig, root: Path | None, options: SweepOptions) -> None:
-    assert root is not None, "check_roots came before"
+    assert root is not None, "checked by check_roots"
     workers = config.workers if options.workers is None else options.workers
     config = replace(config, device=options.device, workers=workers)
     detect.evaluate(run.path, config, root.expanduser())
@@ -115,4 +115,4 @@ MAKERS: dict[str, Callable[[Run, DataConfig, SweepOptions], None]] = {
     "detection-coco-1x": _coco,
     "detection-coco-2x": _coco,
 }
-"""Those that need more than the options of `EVALUATIONS` as they are."""
+"""Evaluations that need more than the default options of `EVALUATIONS`."""

@@ -1,4 +1,4 @@
-"""A row of a grid, and the numbers that the paper prints for it. Imports no torch."""
+"""A row of a grid, and the paper's numbers for it. Imports no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,14 +10,14 @@ from hardmix.settings.methods import MethodName
 from hardmix.settings.recipes import RECIPES
 
 Evaluation = Literal["linear", "linear-cached", "knn", "embedding", "queue", "proxy", "voc", "coco"]
-"""What a row is judged by: embedding is alignment and uniformity of the features, queue the same of
-the embedding that the loss sees, proxy what is logged of the task of Sec. 3.2."""
+"""Evaluations of a row: embedding is alignment and uniformity of the features, queue the same of
+the embedding used by the loss, proxy the logged accuracy of the task of Sec. 3.2."""
 
 Mix = tuple[int, int, int]
 """(N, s, s')."""
 
 RESTARTED = 800
-"""Epochs of the runs that go on from their end after 200 epochs (App. C.1)."""
+"""Epochs of the runs that continue from the end of 200 epochs (App. C.1)."""
 HALF_WAY = 100
 """Epochs of the results that are epoch 100 of a schedule of 200 (App. C.1)."""
 SCHEDULE = 200
@@ -43,12 +43,12 @@ LEFT_OUT = {
     "MoCo-v2": "copied from its own paper; the rows measured by the authors are there",
     "supervised": "on ImageNet-1k: copied, the weights are not the authors'",
 }
-"""Methods whose copied numbers ("reproduced" is no) have no row, and why."""
+"""Methods whose copied numbers have no row, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of a grid: in the paper's units, or as a file of the user's has it."""
+    """One row of a grid, in the paper's units or as in the user's file."""
 
     label: str
     method: MethodName
@@ -58,63 +58,63 @@ class Row:
     epochs: int = SCHEDULE
     oracle: bool = False
     temperature: float | None = None
-    """tau, where the table names it."""
+    """tau, if the table states it."""
     changes: tuple[tuple[str, Any], ...] = ()
-    """Further settings by their names: variants, and steps from MoCo to MoCo-v2."""
+    """Further settings by name: variants, and steps from MoCo to MoCo-v2."""
     evaluations: tuple[Evaluation, ...] = ("linear", "knn", "embedding")
     source: str = ""
-    """Where its numbers stand in the paper's; empty: the paper prints none."""
+    """Where the paper prints its numbers; empty if it does not."""
     note: str = ""
-    """What the paper says in words, or how we read it."""
+    """What the paper says in words, or how it is interpreted here."""
     id: str = ""
-    """Its name in a file of the user's."""
+    """Its id in the user's file."""
     baseline: str = ""
-    """There, the id of the row that its gain is over; empty: it has none."""
+    """In the user's file, the id of its baseline; empty if it has none."""
     own: PretrainConfig | None = None
-    """There, its complete config: no scale changes it."""
+    """In the user's file, its complete config, which no scale changes."""
 
     @property
     def all_queue(self) -> bool:
-        """The row that the paper calls "(all queue)"."""
+        """Whether it is the row that the paper calls "(all queue)"."""
         return ("mix.real_negatives", "drop_all") in self.changes
 
     @property
     def start(self) -> "Row | None":
-        """The row whose finished run this one goes on from."""
+        """The row whose finished run this one continues."""
         return replace(self, epochs=SCHEDULE) if self.epochs == RESTARTED else None
 
 
 @dataclass(frozen=True)
 class Trend:
-    """Whether gains rise with something: one slope for every seed, over these rows."""
+    """Whether gains increase with another measure: one slope per seed, over these rows."""
 
     over: str
-    """Id of a measure: that of the baseline, or the row's own where the baseline has none."""
+    """Id of a measure, taken from the baseline, or from the row if the baseline lacks it."""
     rows: tuple[str, ...]
-    """Ids."""
+    """Ids of the rows."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Rows that are compared with each other."""
+    """Rows to compare with each other."""
 
     place: str
-    """Where the paper has it, or the title of a file of the user's."""
+    """Its place in the paper, or the title of the user's file."""
     rows: tuple[Row, ...]
     paper_only: str = ""
-    """Why it has no small scale; empty: it has."""
+    """Why it has no small scale; empty if it has one."""
     own: bool = False
-    """From a file of the user's: the paper has no numbers for it."""
+    """Whether it is the user's own, for which the paper has no numbers."""
     seeds: int = 3
-    """Runs of every row, unless asked for otherwise."""
+    """Default number of seeds per row."""
     first_seed: int = 0
     labelled_images: int | None = None
-    """Images that evaluations use, of training and of test images each; None: the run's own."""
+    """Number of training and of test images for evaluations; None means the run's own."""
     trends: tuple[Trend, ...] = ()
 
 
 def paper_numbers(row: Row) -> dict[tuple[str, str], PaperRow]:
-    """What the paper prints for a row, by (task, metric)."""
+    """Return what the paper prints for a row, by (task, metric)."""
     wanted = (row.source, True, METHODS[row.method], row.oracle, row.mix, row.temperature)
     return {
         (each.task, each.metric): each
@@ -128,7 +128,7 @@ def paper_numbers(row: Row) -> dict[tuple[str, str], PaperRow]:
 
 
 def baseline_of(row: Row, rows: Sequence[Row]) -> Row | None:
-    """The MoCo-v2 row that a gain is over: same K and epochs.
+    """Return the MoCo-v2 row that is the baseline: same K and epochs.
 
     For MoCHi with the oracle it has the oracle too; for all else it has none. A row of a file names
     its own.
@@ -145,7 +145,7 @@ def baseline_of(row: Row, rows: Sequence[Row]) -> Row | None:
 
 
 def make_row(method: MethodName, mix: Mix | None = None, **fields: Any) -> Row:
-    """A row with the label that tells it from the others of its grid."""
+    """Return a row with a label that is unique in its grid."""
     recipe = fields.setdefault("recipe", "imagenet100")
     usual = RECIPES[recipe].build(method, False).train.queue_size
     queue = fields.setdefault("queue_size", usual)

@@ -1,4 +1,4 @@
-"""The paper's grids by name: rows as its tables have them, in the paper's order.
+"""The paper's grids by name: the rows of its tables, in the paper's order.
 
 A row is in the paper's units (K = 16384, 200 epochs); scales.py turns it into a config. Imports no
 torch.
@@ -18,13 +18,13 @@ BEST: Mix = (1024, 1024, 128)
 V1_TEMPERATURE, V2_TEMPERATURE = 0.07, 0.2
 
 _SUPERVISED = (
-    "ours: a linear classifier on the supervised trunk; the paper does not give its supervised"
+    "here: a linear classifier on the supervised trunk; the paper does not describe its supervised"
     " training"
 )
-_PLAIN = "the paper does not say how it was scheduled; ours: one plain schedule"
-_RESTART = "goes on from the finished run of 200 epochs (App. C.1)"
+_PLAIN = "the paper does not say how it was scheduled; here: one plain schedule"
+_RESTART = "continues the finished run of 200 epochs (App. C.1)"
 _ALL_QUEUE = (
-    "the paper does not define it; ours: the synthetic points replace the real negatives"
+    "the paper does not define it; here: the synthetic points replace the real negatives"
     " (mix.real_negatives drop_all)"
 )
 
@@ -177,8 +177,12 @@ _VARIANTS: list[tuple[str, dict[str, Any], str]] = [
     ("ranked by key", {"strategy": "ranked-by-key"}, "about 0.2 below MoCHi"),
     ("mixed with key", {"strategy": "mixed-with-key"}, "about 0.1 to 0.2 below MoCHi"),
     ("logits times beta", {"strategy": "beta-weighted"}, "slightly below MoCHi"),
-    ("logits times 1 - beta", {"strategy": "one-minus-beta-weighted"}, "nothing: our reading"),
-    ("logits plus log beta", {"strategy": "log-beta-weighted"}, "nothing: our reading"),
+    (
+        "logits times 1 - beta",
+        {"strategy": "one-minus-beta-weighted"},
+        "nothing; our interpretation",
+    ),
+    ("logits plus log beta", {"strategy": "log-beta-weighted"}, "nothing; our interpretation"),
     *(
         (
             f"softmax-sampled, tau' = {t}",
@@ -194,18 +198,18 @@ _VARIANTS: list[tuple[str, dict[str, Any], str]] = [
         "future work",
     ),
 ]
-"""Name, settings of `mix`, and what App. B.2 says of it in words."""
+"""Name, settings of `mix`, and what App. B.2 says about it in words."""
 
 
 def _variants() -> tuple[Row, ...]:
-    """App. B.2; the paper does not say at which (N, s, s'), tau' or X: ours."""
+    """App. B.2. The paper does not state (N, s, s'), tau' or X: they are our choice."""
     rows = [
         _row(
             "mochi",
             BEST,
             label=f"MoCHi {BEST}, {name}",
             changes=tuple((f"mix.{setting}", value) for setting, value in changes.items()),
-            note=f"the paper says in words (App. B.2): {words}",
+            note=f"the paper says (App. B.2): {words}",
         )
         for name, changes, words in _VARIANTS
     ]
@@ -213,8 +217,8 @@ def _variants() -> tuple[Row, ...]:
 
 
 _NO_DETECTOR = (
-    "its numbers are of detectors on {data}, which need a ResNet with a C4 stage and large images:"
-    " the small backbone on 32 pixels has neither"
+    "its numbers are for detectors on {data}, which need a ResNet with a C4 stage and large images,"
+    " unlike the small backbone on 32 pixels"
 )
 _VOC, _COCO = _NO_DETECTOR.format(data="VOC"), _NO_DETECTOR.format(data="COCO")
 
@@ -236,13 +240,13 @@ GRIDS: dict[str, Grid] = {
 
 
 def grid_named(name: str) -> Grid:
-    """A grid of the paper or of a file; an unknown name lists the known ones, nearest first."""
+    """Return a grid of the paper or of a file; raises InputError for an unknown name."""
     if name.endswith(ENDING):
         return read_grid(name)
     if name not in GRIDS:
         known = difflib.get_close_matches(name, GRIDS, n=len(GRIDS), cutoff=0.0)
         raise InputError(
-            f"there is no grid {name!r}: choose one of {', '.join(known)}, or a file of your own"
-            f" that ends in {ENDING}."
+            f"there is no grid {name!r}: choose one of {', '.join(known)}, or your own file that"
+            f" ends in {ENDING}."
         )
     return GRIDS[name]

@@ -12,25 +12,25 @@ from hardmix.sweep.evaluating import is_present
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of a result file, and where the paper has it."""
+    """A number of a result file, and its place in the paper."""
 
     id: str
-    """What it is joined by; titles are only shown."""
+    """Key for joining; titles are only shown."""
     title: str
     file: str
-    """Result file; "metrics" is metrics.jsonl, of whose last epoch the mean is taken."""
+    """Result file; "metrics" is the mean of the last epoch of metrics.jsonl."""
     path: tuple[str, ...]
     paper: tuple[str, str] | None = None
-    """Task and metric in the paper's numbers."""
+    """Task and metric in the table of the paper's numbers."""
     percent: bool = True
 
     @property
     def digits(self) -> int:
-        """Behind the point, in tables."""
+        """Decimals in tables."""
         return 2 if self.percent else 3
 
     def value(self, record: RunRecord) -> float | None:
-        """As tables show it: shares in percent; None where the run does not have it."""
+        """Return the value as tables show it, fractions in percent; None if the run lacks it."""
         found = self._read(record)
         return 100 * found if found is not None and self.percent else found
 
@@ -65,12 +65,12 @@ def _logged(key: str, title: str) -> Measure:
 
 
 PAPER_ACCURACIES = dict.fromkeys(("linear", "linear-cached"), ("linear", "top1"))
-"""Beside which of the paper's numbers an accuracy stands, by the kind of its file."""
+"""The paper's numbers that an accuracy is compared with, by the kind of its file."""
 
 MEASURES: list[Measure] = [
     _logged("proxy_accuracy", "proxy accuracy"),
-    _logged("proxy_accuracy_mixed", "proxy accuracy, synthetic points too"),
-    _logged("synthetic_mass", "softmax held by synthetic points"),
+    _logged("proxy_accuracy_mixed", "proxy accuracy, with synthetic points"),
+    _logged("synthetic_mass", "softmax mass of synthetic points"),
     _logged("synthetic_one_false", "pair points with a false parent"),
     *(
         Measure(kind, title, kind, ("top1",), PAPER_ACCURACIES.get(kind))

@@ -1,4 +1,4 @@
-"""A grid of one's own, from a small TOML file; docs/sweeps.md shows one. Imports no torch.
+"""The user's own grid, from a small TOML file; see docs/sweeps.md. Imports no torch.
 
 Rows begin with a recipe and change settings by the names of config.json. Everything is checked
 when the file is read, before anything is trained.
@@ -58,12 +58,12 @@ TREND_OVER = (
 """Measures that a trend may be over."""
 USUAL_EVALUATIONS = ["linear-cached", "knn", "embedding", "proxy"]
 FROM_THE_COMMAND = {"root": "--data.root", "seed": "--seeds and --first-seed"}
-"""Settings that a grid does not fix."""
+"""Settings that a grid must not set."""
 
 
-@cache  # a sweep sees the file as it was when the sweep began
+@cache  # a sweep uses the file as it was when the sweep started
 def read_grid(name: str) -> Grid:
-    """The grid in a file, every row with its complete config."""
+    """Read a grid from a file, every row with its complete config."""
     file = Path(name)
     values = _parse(file)
     _check_keys(values, GRID_KEYS, name)
@@ -73,7 +73,7 @@ def read_grid(name: str) -> Grid:
         where = f"{name}: row {number}"
         _check_keys(each, ROW_KEYS, where)
         if not each.get("id") or each["id"] in rows:
-            raise InputError(f"{where} needs an id of its own: it has {each.get('id')!r}.")
+            raise InputError(f"{where} needs a unique id: it has {each.get('id')!r}.")
         start = _known(each["like"], rows, f"{where}: like") if "like" in each else shared
         rows[each["id"]] = _inherit(start, each)
     if not rows:
@@ -98,18 +98,18 @@ def _parse(file: Path) -> dict[str, Any]:
 
 def _check_keys(values: Any, known: Mapping[str, type], where: str) -> None:
     if not isinstance(values, dict):
-        raise InputError(f"{where} is {values!r}: a table is needed there.")
+        raise InputError(f"{where} is {values!r}, but must be a table.")
     for key, value in values.items():
         if key not in known:
             near = ", ".join(nearest_first(key, known))
-            raise InputError(f"{where} has an unknown key {key!r}: known are {near}.")
+            raise InputError(f"{where} has an unknown key {key!r}: the known ones are {near}.")
         kind = known[key]
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise InputError(f"{where}: {key} = {value!r} is not of the kind {kind.__name__}.")
+            raise InputError(f"{where}: {key} = {value!r} must be of type {kind.__name__}.")
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Names as in config.json, whether written with - or _."""
+    """Return names as in config.json, whether written with - or _."""
     return {
         key.replace("-", "_"): _plain(value) if isinstance(value, dict) else value
         for key, value in settings.items()
@@ -117,7 +117,7 @@ def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inherit(start: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row begins as another one, or as what all share; its label and baseline are its own."""
+    """Return a row that starts from another one, or from what all share, except its label."""
     kept = {key: start[key] for key in ("recipe", "method", "oracle") if start.get(key) is not None}
     settings = _merge(start.get("settings", {}), _plain(row.get("settings", {})))
     return {**kept, **row, "settings": settings}
@@ -167,18 +167,18 @@ def _make_row(
 
 
 def _config(row: Mapping[str, Any], where: str) -> PretrainConfig:
-    """The recipe's with the settings of the row, checked as a saved config is."""
+    """Return the recipe's config with the row's settings, checked like a saved config."""
     if "recipe" not in row or "method" not in row:
         raise InputError(
-            f"{where} needs a recipe and a method, its own, of the row it is like, or"
-            " the recipe of the whole file."
+            f"{where} needs a recipe and a method: set them in the row, in the row named by like,"
+            " or, for the recipe, at the top of the file."
         )
     _known(row["recipe"], RECIPES, f"{where}: recipe")
     _known(row["method"], METHOD_FACTS, f"{where}: method")
     for group in row["settings"].values():
         for setting, option in FROM_THE_COMMAND.items():
             if isinstance(group, dict) and setting in group:
-                raise InputError(f"{where} sets {setting}: give it as {option}.")
+                raise InputError(f"{where} sets {setting}: use {option} instead.")
     base = RECIPES[row["recipe"]].build(row["method"], row.get("oracle", False))
     return build_config(_merge(dataclasses.asdict(base), row["settings"]), where)
 
@@ -187,7 +187,7 @@ def _known(name: str, known: Mapping[str, Any], where: str) -> Any:
     if name not in known:
         near = ", ".join(nearest_first(name, known))
         raise InputError(
-            f"{where} = {name!r} is not known: choose one of {near or 'those above it'}."
+            f"{where} = {name!r} is unknown: choose one of {near or 'the rows above it'}."
         )
     return known[name]
 
@@ -203,15 +203,15 @@ def _check_labels(rows: tuple[Row, ...], where: str) -> None:
     labels = [row.label for row in rows]
     for label in labels:
         if labels.count(label) > 1:
-            raise InputError(f"{where}: the label {label!r} is that of two rows: tell them apart.")
+            raise InputError(f"{where}: two rows have the label {label!r}: change one of them.")
 
 
 def _counts(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Those that the file has, each from its lowest on."""
+    """Return the counts in the file, each checked against its minimum."""
     lowest = {"seeds": 1, "first_seed": 0, "labelled_images": 2}
     for key, limit in lowest.items():
         if values.get(key, limit) < limit:
-            raise InputError(f"{where}: {key} = {values[key]} is below {limit}.")
+            raise InputError(f"{where}: {key} = {values[key]} must be at least {limit}.")
     return {key: values[key] for key in lowest if key in values}
 
 
@@ -220,7 +220,7 @@ def _trend(values: Any, rows: Mapping[str, Any], where: str) -> Trend:
     chosen = values.get("rows") or [key for key, row in rows.items() if row.get("baseline")]
     for each in chosen:
         if not _known(str(each), rows, f"{where}: trend: rows").get("baseline"):
-            raise InputError(f"{where}: trend: the row {each!r} has no baseline, so no gain.")
+            raise InputError(f"{where}: trend: the row {each!r} has no baseline, hence no gain.")
     over = values.get("over", TREND_OVER[0])
     _known(over, dict.fromkeys(TREND_OVER), f"{where}: trend: over")
     return Trend(over, tuple(chosen))

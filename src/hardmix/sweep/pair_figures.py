@@ -1,4 +1,4 @@
-"""Which pairs become a figure: forest plots of every accuracy, gains over what a trend is over."""
+"""Figures of pairs: forest plots of every accuracy, and the gains of trends."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ FIGURED = (*ACCURACIES, "uniformity", "queue-uniformity")
 
 
 def forests(pairs: Sequence[Pairs]) -> list[Picture]:
-    """One for every measure of `FIGURED`: a line for every row."""
+    """Draw a forest plot for every measure of `FIGURED`, with a line for every row."""
     pictures = []
     for measure in dict.fromkeys(each.measure for each in pairs if each.measure.id in FIGURED):
         lines = [
@@ -26,7 +26,7 @@ def forests(pairs: Sequence[Pairs]) -> list[Picture]:
 def gains_over(
     result: SweepResult, pairs: Sequence[Pairs], found: Sequence[FoundTrend]
 ) -> list[Picture]:
-    """One for every trend: every row that has a gain, those of the trend with their line."""
+    """Draw a figure for every trend: all rows with a gain, and the line of the trend's rows."""
     pictures = []
     titles = {
         measure.id: f"{measure.title} (%)" if measure.percent else measure.title

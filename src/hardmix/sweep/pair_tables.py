@@ -15,28 +15,28 @@ from hardmix.sweep.result_tables import escape
 from hardmix.sweep.results import SweepResult
 
 RULE = (
-    "Differences are by seed, the interval is Student's t at 95 %; a difference counts when its"
-    " interval excludes 0."
+    "Differences are by seed, with the 95 % interval by Student's t; a difference is significant if"
+    " its interval excludes 0."
 )
 WORDS = {1: "yes, higher", -1: "yes, lower", 0: "no", None: "-"}
 
 
 def show_pairs(pairs: Sequence[Pairs], found: Sequence[FoundTrend]) -> None:
-    """One table for every measure, then the trends."""
+    """Print a table for every measure, then the trends."""
     if not pairs:
-        say("No two rows have a seed in common: there are no pairs.")
+        say("There are no pairs: no two rows have a seed in common.")
         return
     say(RULE)
     for measure in dict.fromkeys(each.measure for each in pairs):
         rows = [_cells(each) for each in pairs if each.measure == measure]
-        columns = ["", "over", "pairs", "difference and interval", "counts"]
+        columns = ["", "over", "pairs", "difference and interval", "significant"]
         table(f"paired differences, {measure.title}", columns, rows)
     for sentence in trend_sentences(found):
         say(sentence)
 
 
 def trend_sentences(found: Sequence[FoundTrend]) -> list[str]:
-    """What each trend says, with intervals over seeds."""
+    """Return each trend in a sentence, with intervals over seeds."""
     sentences = []
     for each in found:
         slopes, means = (
@@ -44,7 +44,7 @@ def trend_sentences(found: Sequence[FoundTrend]) -> list[str]:
         )
         sentences.append(
             f"{each.measure.title} over {each.trend.over} in {len(each.trend.rows)} rows,"
-            f" {slopes.number} seeds: slope {slopes.text(3)} for 10 % or 0.1 more; mean gain"
+            f" {slopes.number} seeds: slope {slopes.text(3)} per 10 % or 0.1; mean gain"
             f" {means.text(2)}."
         )
     return sentences
@@ -53,7 +53,7 @@ def trend_sentences(found: Sequence[FoundTrend]) -> list[str]:
 def write_pairs(
     result: SweepResult, pairs: Sequence[Pairs], found: Sequence[FoundTrend], out: Path
 ) -> list[Path]:
-    """The same as files; none where there are no pairs."""
+    """Write the same to files; none if there are no pairs."""
     if not pairs:
         return []
     texts = {
@@ -83,7 +83,7 @@ def _cells(pair: Pairs) -> list[str]:
 
 
 def _as_csv(result: SweepResult, pairs: Sequence[Pairs]) -> str:
-    """One line for every row and measure, with each seed's difference."""
+    """Return a line for every row and measure, with each seed's difference."""
     out = io.StringIO()
     seeds = list(result.options.every_seed)
     names = ["label", "over", "measure", "pairs", "mean", "low", "high", "counts"]
@@ -98,7 +98,7 @@ def _as_csv(result: SweepResult, pairs: Sequence[Pairs]) -> str:
 
 
 def _as_latex(result: SweepResult, pairs: Sequence[Pairs]) -> str:
-    """A table environment that needs no package."""
+    """Return a table environment that needs no LaTeX package."""
     rule = r"\hline"
     columns = ["", "over", "measure", "pairs", "difference", "counts"]
     body = []

@@ -1,4 +1,4 @@
-"""Differences by seed: two runs of one seed share weights, images and views, so noise cancels.
+"""Differences by seed: runs with the same seed share weights, images and views: noise cancels.
 
 The interval of a mean difference is Student's t at 95 %; a difference counts when its interval
 excludes 0.
@@ -17,17 +17,17 @@ from hardmix.sweep.results import SweepResult
 
 LEVEL = 0.95
 ACCURACIES = ("linear", "linear-cached", "knn")
-"""Measures whose trends are of interest."""
+"""Measures whose trends are computed."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """The mean of some differences, and where it would lie with other seeds."""
+    """The mean of differences, with its confidence interval."""
 
     mean: float
     number: int
     half: float | None
-    """Half of the interval; None for a single difference."""
+    """Half the width of the interval; None for a single difference."""
 
     @property
     def low(self) -> float | None:
@@ -41,13 +41,13 @@ class Interval:
 
     @property
     def sign(self) -> int | None:
-        """1 or -1 where the difference counts, 0 where it does not; None for a single one."""
+        """1 or -1 if the difference is significant, 0 if not; None for a single one."""
         if self.half is None:
             return None
         return 0 if abs(self.mean) <= self.half else 1 if self.mean > 0 else -1
 
     def text(self, digits: int) -> str:
-        """Mean and both ends."""
+        """Return the mean and both ends as text."""
         if self.low is None or self.high is None:
             return f"{self.mean:+.{digits}f} (one pair)"
         return f"{self.mean:+.{digits}f} [{self.low:+.{digits}f}, {self.high:+.{digits}f}]"
@@ -55,43 +55,43 @@ class Interval:
 
 @dataclass(frozen=True)
 class Pairs:
-    """A row over its baseline in one measure, seed by seed."""
+    """A row and its baseline in one measure, seed by seed."""
 
     row: str
-    """Its label."""
+    """Label of the row."""
     id: str
     baseline: str
-    """The baseline's label."""
+    """Label of the baseline."""
     measure: Measure
     ours: dict[int, float]
     theirs: dict[int, float]
-    """Both by the seeds that both have."""
+    """Values of both, by the seeds that both have."""
 
     @property
     def differences(self) -> dict[int, float]:
-        """By seed."""
+        """Differences by seed."""
         return {seed: value - self.theirs[seed] for seed, value in self.ours.items()}
 
     @property
     def interval(self) -> Interval:
-        """Of the mean difference."""
+        """Interval of the mean difference."""
         return student_interval(list(self.differences.values()))
 
 
 @dataclass(frozen=True)
 class FoundTrend:
-    """How gains in a measure change with something else, over the rows of a trend."""
+    """How gains in a measure change with another measure, over the rows of a trend."""
 
     trend: Trend
     measure: Measure
     slopes: dict[int, float]
-    """By seed: points of gain for 10 percent more, or for 0.1 more of what is no share."""
+    """By seed: points of gain per 10 percent, or per 0.1 of a measure that is not a fraction."""
     means: dict[int, float]
     """By seed: mean gain over the rows."""
 
 
 def student_interval(differences: Sequence[float]) -> Interval:
-    """Student's t interval of the mean; a single difference has none."""
+    """Return Student's t interval of the mean; a single difference has none."""
     mean, deviation = mean_and_deviation(list(differences))
     number = len(differences)
     if number < 2:
@@ -101,9 +101,11 @@ def student_interval(differences: Sequence[float]) -> Interval:
 
 
 def student_quantile(freedom: int, level: float) -> float:
-    """The t that |T| stays below with probability `level`, by bisection."""
+    """Return t such that P(|T| < t) = `level`, by bisection."""
     if freedom < 1 or not 0 < level < 1:
-        raise InputError(f"freedom={freedom}, level={level}: 1 or more, and between 0 and 1.")
+        raise InputError(
+            f"freedom={freedom}, level={level}: freedom must be at least 1, level between 0 and 1."
+        )
     low, high = 0.0, 1.0
     while student_probability(high, freedom) < level:
         high *= 2
@@ -115,7 +117,7 @@ def student_quantile(freedom: int, level: float) -> float:
 
 
 def student_probability(t: float, freedom: int) -> float:
-    """P(|T| < t), exact for whole degrees of freedom (Abramowitz and Stegun 26.7.3, 26.7.4)."""
+    """Return P(|T| < t), exact for integer degrees of freedom (Abramowitz, Stegun 26.7.3-4)."""
     angle = math.atan(t / math.sqrt(freedom))
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = freedom % 2
@@ -129,7 +131,7 @@ def student_probability(t: float, freedom: int) -> float:
 
 
 def paired(result: SweepResult) -> list[Pairs]:
-    """Every row with a baseline, in every measure that both have for one seed or more."""
+    """Return pairs of every row and its baseline, in every measure that both have."""
     by_label = {line.row.label: line for line in result.lines}
     found = []
     for line in result.lines:
@@ -147,7 +149,7 @@ def paired(result: SweepResult) -> list[Pairs]:
 
 
 def trends(result: SweepResult, pairs: Sequence[Pairs]) -> list[FoundTrend]:
-    """The grid's trends in every accuracy, for the seeds that have all of a trend's rows."""
+    """Return the grid's trends in every accuracy, for seeds that have all of a trend's rows."""
     found = []
     for trend in grid_named(result.options.grid).trends:
         over = [values_over(trend.over, row, result) for row in trend.rows]
@@ -167,7 +169,7 @@ def trends(result: SweepResult, pairs: Sequence[Pairs]) -> list[FoundTrend]:
 
 
 def values_over(measure: str, row: str, result: SweepResult) -> dict[int, float]:
-    """What a trend is over, by seed: of the row's baseline, or its own where that has none."""
+    """Return a trend's x values by seed: the baseline's, or the row's if it has none."""
     number = next((i for i, each in enumerate(result.measures) if each.id == measure), None)
     by_id = {line.row.id: line for line in result.lines}
     if number is None or row not in by_id:
@@ -178,12 +180,12 @@ def values_over(measure: str, row: str, result: SweepResult) -> dict[int, float]
 
 
 def _unit(measure: str, result: SweepResult) -> float:
-    """Slopes are for 10 percent more, or for 0.1 of what is no share."""
+    """Return the unit of slopes: 10 percent, or 0.1 of a measure that is not a fraction."""
     return 10 if all(each.percent for each in result.measures if each.id == measure) else 0.1
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Of the least-squares line."""
+    """Return the slope of the least-squares line."""
     middle_x, middle_y = sum(x) / len(x), sum(y) / len(y)
     spread = sum((each - middle_x) ** 2 for each in x)
     if spread == 0:

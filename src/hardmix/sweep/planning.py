@@ -1,10 +1,10 @@
-"""What a sweep will do, known before it does anything: its runs, their names, who does which.
+"""The plan of a sweep, made before anything starts: its runs, their names, who runs which.
 
-DIR/sweep.json                 scale and length: another sweep's folder is refused
+DIR/sweep.json                 scale and length: the folder of another sweep is refused
 DIR/job.sh                     a SLURM array that shares the sweep
 DIR/configs/NAME.json          the config of every run
 DIR/runs/NAME/                 one run each, named by its settings
-DIR/records/NAME.json          what a finished run leaves, whether its folder is kept or not
+DIR/records/NAME.json          the record of a finished run, whether its folder is kept or not
 """
 
 import hashlib
@@ -24,15 +24,15 @@ from hardmix.sweep.grids import grid_named
 from hardmix.sweep.scales import ScaleName, comparable, config_at, describe_scale
 
 MOST_SEEDS = 1000
-"""Runs of a row."""
+"""Largest number of runs of a row."""
 
 NAMING = (MUST_MATCH - {"train.seed"}) | {"train.epochs", "train.stop_epoch"}
-"""Settings that make a run's name: all that make it what it is, but the seed."""
+"""Settings that make up a run's name: all that identify it, except the seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
-    """What `hardmix sweep` was asked for; checked before anything is read or written."""
+    """Options of `hardmix sweep`, checked before anything is read or written."""
 
     grid: str
     out: Path
@@ -57,11 +57,11 @@ class SweepOptions:
             self._check_own()
         reason = grid_named(self.grid).paper_only
         if reason and self.scale != "paper":
-            raise InputError(f"--scale {self.scale} is none of {self.grid}: {reason}.")
+            raise InputError(f"--scale {self.scale} does not exist for {self.grid}: {reason}.")
         if not 1 <= self.seeds <= MOST_SEEDS or self.first_seed < 0:
             raise InputError(
-                f"--seeds {self.seeds} --first-seed {self.first_seed}: --seeds must be between 1"
-                f" and {MOST_SEEDS}, and --first-seed at least 0."
+                f"--seeds {self.seeds} --first-seed {self.first_seed}: the number of seeds must be"
+                f" between 1 and {MOST_SEEDS}, and the first seed at least 0."
             )
         self._check_small_scale()
         share_of(self.index)
@@ -72,7 +72,7 @@ class SweepOptions:
         if self.scale != "paper" or changed:
             raise InputError(
                 f"--scale, --epochs, --num-images and --temperature are for the paper's grids:"
-                f" write the settings into {self.grid}."
+                f" write the settings to {self.grid}."
             )
 
     def _check_small_scale(self) -> None:
@@ -83,25 +83,26 @@ class SweepOptions:
             )
         for name, value in {"--epochs": self.epochs, "--num-images": self.num_images}.items():
             if value is not None and value < 1:
-                raise InputError(f"{name} {value} is below 1.")
+                raise InputError(f"{name} {value} must be at least 1.")
         if self.temperature is not None and not 0 < self.temperature < math.inf:
             raise InputError(
-                f"--temperature {self.temperature} is no number above 0: the paper has 0.2."
+                f"--temperature {self.temperature} must be a finite number above 0: the paper uses"
+                " 0.2."
             )
 
     @property
     def is_own(self) -> bool:
-        """Whether the grid is a file of the user's."""
+        """Whether the grid is the user's own file."""
         return grid_named(self.grid).own
 
     @property
     def grid_name(self) -> str:
-        """That its tables are named by: of a file, without folders and ending."""
+        """Name of its tables; for a file, without folders and suffix."""
         return Path(self.grid).stem if self.is_own else self.grid
 
     @property
     def records_folder(self) -> Path:
-        """Where a small file is left for every finished run."""
+        """Folder of the finished runs' records."""
         return self.out / "records" if self.records is None else self.records
 
     @property
@@ -112,46 +113,46 @@ class SweepOptions:
 
 @dataclass(frozen=True)
 class Job:
-    """One run: trained, then evaluated."""
+    """One run to train and evaluate."""
 
     name: str
-    """Its folder's."""
+    """Name of its folder."""
     config: PretrainConfig
     evaluations: tuple[str, ...]
     """Names of result files."""
     continues: str | None = None
-    """The finished run it goes on from, where it is longer than that one."""
+    """The shorter finished run that it continues, if any."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a sweep consists of, and the part that this process does."""
+    """All runs of a sweep, and the part that this process runs."""
 
     options: SweepOptions
     rows: tuple[Row, ...]
     chains: list[list[Job]]
-    """Runs that go on from each other, in their order; most chains are a single run."""
+    """Runs that continue each other, in order; most chains are a single run."""
 
     @property
     def own(self) -> list[Job]:
-        """What this process does: every N-th chain."""
+        """Runs of this process: every N-th chain."""
         number, parts = share_of(self.options.index)
         return [job for chain in self.chains[number - 1 :: parts] for job in chain]
 
     def folder(self, name: str) -> Path:
-        """Of a run."""
+        """Return the folder of a run."""
         return self.options.out / "runs" / name
 
 
 def make_plan(options: SweepOptions) -> Plan:
-    """The runs of the chosen rows, seed after seed: every row has a result before a second one."""
+    """Plan the runs of the selected rows, seed by seed, so that every row gets a result early."""
     rows = selected_rows(options)
     chains = [chain for seed in options.every_seed for chain in _chains(rows, options, seed)]
     return Plan(options, rows, chains)
 
 
 def selected_rows(options: SweepOptions) -> tuple[Row, ...]:
-    """Rows whose label is, or else holds, one of the texts of --only."""
+    """Return the rows whose label equals, or otherwise contains, one of the texts of --only."""
     rows = grid_named(options.grid).rows
     if not options.only:
         return rows
@@ -162,24 +163,24 @@ def selected_rows(options: SweepOptions) -> tuple[Row, ...]:
     found = tuple(row for row, label in zip(rows, labels, strict=True) if label in chosen)
     if not found:
         raise InputError(
-            f"--only {' '.join(options.only)} is part of no label of {options.grid}: they are"
+            f"--only {' '.join(options.only)} does not match any label of {options.grid}: they are"
             f" {'; '.join(row.label for row in rows)}."
         )
     return found
 
 
 def share_of(index: str | None) -> tuple[int, int]:
-    """--index I/N as numbers, I from 1; without it, all."""
+    """Return --index I/N as numbers, I from 1; (1, 1) if unset."""
     if index is None:
         return 1, 1
     number, _, parts = index.partition("/")
     if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
-        raise InputError(f"--index {index} is not I/N with I from 1 to N, such as 2/4.")
+        raise InputError(f"--index {index} must be I/N with I from 1 to N, such as 2/4.")
     return int(number), int(parts)
 
 
 def config_of(row: Row, options: SweepOptions, seed: int) -> PretrainConfig:
-    """The complete config of a row's run."""
+    """Return the complete config of a row's run."""
     if row.own is not None:
         config, data = row.own, row.own.data
     else:
@@ -195,7 +196,7 @@ def config_of(row: Row, options: SweepOptions, seed: int) -> PretrainConfig:
 
 
 def evaluations_of(row: Row, options: SweepOptions) -> tuple[str, ...]:
-    """Result files that a row needs; the proxy task's accuracy is in metrics.jsonl."""
+    """Return the result files that a row needs; the proxy accuracy is in metrics.jsonl."""
     files = {"voc": "detection-voc-24k", "coco": f"detection-coco-{options.coco_schedule}"}
     if options.scale != "paper":
         files["linear"] = "linear-cached"
@@ -203,16 +204,16 @@ def evaluations_of(row: Row, options: SweepOptions) -> tuple[str, ...]:
 
 
 def describe(options: SweepOptions) -> tuple[bool, str, list[str]]:
-    """Whether numbers compare with the paper's, in a sentence, and how settings were changed."""
+    """Return whether numbers are comparable with the paper's, a sentence, and the changes."""
     grid = grid_named(options.grid)
     if grid.own:
-        return False, "A grid of your own: the paper has no numbers for it.", []
+        return False, "Your own grid: the paper has no numbers for it.", []
     changes = describe_scale(grid.rows[0], options.scale, options.epochs, options.temperature)
     return *comparable(options.scale), changes
 
 
 def run_name(config: PretrainConfig) -> str:
-    """A readable name, and a hash of every setting that is not the default.
+    """Return a readable name with a hash of every setting that is not the default.
 
     The same settings give the same name in every grid, and in later versions with more settings.
     """
@@ -242,20 +243,20 @@ def _usual_settings() -> dict[str, Any]:
 
 
 def same_run(rows: Sequence[Row], options: SweepOptions) -> list[str]:
-    """Rows that the scale makes equal, in sentences."""
+    """Return sentences about rows that are equal at this scale."""
     by_name: dict[str, list[str]] = {}
     for row in rows:
         name = run_name(config_of(row, options, options.first_seed))
         by_name.setdefault(name, []).append(row.label)
     return [
-        f"{' and '.join(labels)} have the same settings at this scale: one run serves both."
+        f"{' and '.join(labels)} have the same settings at this scale and share a run."
         for labels in by_name.values()
         if len(labels) > 1
     ]
 
 
 def _chains(rows: Sequence[Row], options: SweepOptions, seed: int) -> list[list[Job]]:
-    """The runs of one seed, each once; those that go on from another stand behind it."""
+    """Return the runs of one seed, each once; a run that continues another follows it."""
     jobs: dict[str, Job] = {}
 
     def add(row: Row, evaluations: tuple[str, ...]) -> str:

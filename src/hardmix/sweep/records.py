@@ -1,4 +1,4 @@
-"""What a finished run leaves: one small JSON file, from which every table can be made again.
+"""Records of finished runs: small JSON files from which all tables can be made again.
 
 RECORDS/NAME.json has the run's config, seed and measures, and what they depend on. It holds no path
 of a machine, so that it can be committed; the run's folder may then be deleted.
@@ -27,32 +27,32 @@ FORMAT = "hardmix-record-1"
 
 
 def record_file(options: SweepOptions, name: str) -> Path:
-    """Of a run."""
+    """Return the path of a run's record."""
     return options.records_folder / f"{name}.json"
 
 
 def read_record(options: SweepOptions, name: str) -> dict[str, Any] | None:
-    """A run's record; None where it has none."""
+    """Read a run's record; None if it has none."""
     file = record_file(options, name)
     try:
         found = json.loads(file.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise InputError(f"{file} cannot be read: {error}; mend or remove it.") from error
+        raise InputError(f"{file} cannot be read: {error}; fix or delete it.") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT or found.get("name") != name:
-        raise InputError(f"{file} is not the record of {name} ({FORMAT}): mend or remove it.")
+        raise InputError(f"{file} is not the record of {name} ({FORMAT}): fix or delete it.")
     return found
 
 
 def is_recorded(options: SweepOptions, job: Job) -> bool:
-    """Whether a record has all that is wanted of a run, so that it need not be trained here."""
+    """Return whether a run's record is complete, so that it need not be trained here."""
     record = read_record(options, job.name)
     return record is not None and set(job.evaluations) <= set(record["evaluations"])
 
 
 def write_record(options: SweepOptions, job: Job, record: RunRecord) -> Path:
-    """Leave the record of a finished and evaluated run."""
+    """Write the record of a finished and evaluated run."""
     config = dataclasses.asdict(job.config)
     config["data"]["root"] = None
     facts = {
@@ -85,7 +85,7 @@ def write_record(options: SweepOptions, job: Job, record: RunRecord) -> Path:
 
 
 def commit() -> str | None:
-    """Of the checkout that hardmix runs from, "-dirty" if it was changed; None elsewhere."""
+    """Return the commit of the checkout, "-dirty" if changed; None if it is not a checkout."""
     package = Path(hardmix.__file__).parent
     if not (package.parents[1] / ".git").exists():
         return None
@@ -103,7 +103,7 @@ def _median_speed(record: RunRecord) -> float | None:
 
 
 def _command(options: SweepOptions, job: Job) -> str:
-    """What trains and evaluates this run, with DIR and DATA for the folders of a machine."""
+    """Return the command that reproduces this run, with DIR and DATA as placeholders."""
     grid = Path(options.grid).name if options.grid_name != options.grid else options.grid
     words = ["hardmix", "sweep", grid, "--out", "DIR", "--data.root", "DATA"]
     words += [] if options.scale == "paper" else ["--scale", options.scale]

@@ -29,11 +29,11 @@ LATEX = {
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
 }
-"""Characters that mean something else to LaTeX, or that some of its fonts lack."""
+"""Characters that are special in LaTeX, or that some of its fonts lack."""
 
 
 def show_tables(result: SweepResult) -> None:
-    """One table for every measure; whether they compare with the paper's is said first."""
+    """Print whether the numbers are comparable with the paper's, then a table per measure."""
     say(result.statement)
     for number, measure in enumerate(result.measures):
         beside = _has_paper(result, number)
@@ -44,7 +44,7 @@ def show_tables(result: SweepResult) -> None:
             row += [mean_text(cell, measure), gain_text(cell, measure)]
             rows.append(row + ([paper_text(cell), paper_gain_text(cell)] if beside else []))
         columns = ["", "(N, s, s')", "K", "seeds", "mean ± std", gain_title(measure)]
-        columns += ["paper", "its gain"] if beside else []
+        columns += ["paper", "paper's gain"] if beside else []
         table(f"{result.options.grid_name}, {measure.title}", columns, rows)
     for line in result.lines:
         if line.row.note:
@@ -52,7 +52,7 @@ def show_tables(result: SweepResult) -> None:
 
 
 def write_tables(result: SweepResult, out: Path) -> list[Path]:
-    """The same as files."""
+    """Write the same to files."""
     grid = result.options.grid_name
     texts = {"csv": as_csv(result), "tex": as_latex(result), "json": as_json(result)}
     files = []
@@ -67,7 +67,7 @@ def write_tables(result: SweepResult, out: Path) -> list[Path]:
 
 
 def as_csv(result: SweepResult) -> str:
-    """One line for every row and measure, numbers in full."""
+    """Return a line for every row and measure, with numbers in full precision."""
     out = io.StringIO()
     lines = [
         {"label": line.row.label, **_setting(line), **facts}
@@ -87,7 +87,7 @@ def as_csv(result: SweepResult) -> str:
 
 
 def as_json(result: SweepResult) -> str:
-    """Everything, with what it depends on."""
+    """Return all results, with what they depend on."""
     options = result.options
     rows = [
         {
@@ -118,11 +118,11 @@ def as_json(result: SweepResult) -> str:
 
 
 def as_latex(result: SweepResult) -> str:
-    """A table environment that needs no package."""
+    """Return a table environment that needs no LaTeX package."""
     columns = ["", "($N$, $s$, $s'$)", "$K$", "seeds"]
     for number, measure in enumerate(result.measures):
         columns += [escape(measure.title), gain_title(measure)]
-        columns += ["paper", "its gain"] if _has_paper(result, number) else []
+        columns += ["paper", "paper's gain"] if _has_paper(result, number) else []
     body = []
     for line in result.lines:
         cells = [line.row.label, *shown_mix(line.config), seeds_text(line, result)]
@@ -146,12 +146,12 @@ def as_latex(result: SweepResult) -> str:
 
 
 def escape(text: str) -> str:
-    """Text that LaTeX prints as it is."""
+    """Return text escaped for LaTeX."""
     return "".join(LATEX.get(letter, letter) for letter in text)
 
 
 def mean_text(cell: TableCell, measure: Measure) -> str:
-    """Mean and deviation over seeds; a single seed has none."""
+    """Return mean and deviation over seeds; a single seed has no deviation."""
     if cell.mean is None:
         return "-"
     digits = measure.digits
@@ -160,7 +160,7 @@ def mean_text(cell: TableCell, measure: Measure) -> str:
 
 
 def gain_text(cell: TableCell, measure: Measure) -> str:
-    """Points over MoCo-v2 with the standard error of the difference."""
+    """Return the points over MoCo-v2 with the standard error of the difference."""
     if cell.gain.points is None:
         return "base" if cell.gain.id == "baseline" else "-"
     digits = measure.digits
@@ -169,12 +169,12 @@ def gain_text(cell: TableCell, measure: Measure) -> str:
 
 
 def gain_title(measure: Measure) -> str:
-    """Alignment and uniformity are losses: less is better."""
+    """Return the title of gains; alignment and uniformity are losses: less is better."""
     return "gain" if measure.percent else "change"
 
 
 def paper_text(cell: TableCell) -> str:
-    """As the paper prints it."""
+    """Return the number as the paper prints it."""
     paper = cell.paper
     if paper.value is None:
         return "-"
@@ -182,12 +182,12 @@ def paper_text(cell: TableCell) -> str:
 
 
 def paper_gain_text(cell: TableCell) -> str:
-    """As printed, or the difference of two printed numbers."""
+    """Return the paper's gain as printed, or the difference of two printed numbers."""
     return "-" if cell.paper.gain is None else f"{cell.paper.gain:+.1f}"
 
 
 def seeds_text(line: TableRow, result: SweepResult) -> str:
-    """Finished seeds, of those asked for."""
+    """Return finished seeds out of those requested."""
     return f"{len(line.names)}/{result.options.seeds}"
 
 
@@ -197,7 +197,7 @@ def _has_paper(result: SweepResult, number: int) -> bool:
 
 
 def _setting(line: TableRow) -> dict[str, Any]:
-    """As trained; None where the method has no such setting."""
+    """Return the settings as trained; None if the method has no such setting."""
     config = line.config
     mixes = config.uses("mix.num_pairs")
     return {

@@ -1,4 +1,4 @@
-"""What the runs of a sweep show: mean and deviation over seeds, gain over MoCo-v2, the paper's."""
+"""Results of a sweep: mean and deviation over seeds, gain over MoCo-v2, the paper's numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from hardmix.sweep.records import read_record
 
 @dataclass(frozen=True)
 class PaperNumber:
-    """What the paper prints; a gain that it does not print is the difference of what it prints."""
+    """The paper's number; a gain that is not printed is the difference of printed numbers."""
 
     value: float | None = None
     std: float | None = None
@@ -39,62 +39,62 @@ class PaperNumber:
 
 @dataclass(frozen=True)
 class TableCell:
-    """A row in one measure; shares are in percent."""
+    """A row in one measure; fractions are in percent."""
 
     values: dict[int, float]
-    """By seed."""
+    """Values by seed."""
     gain: Gain
     baseline: str
-    """The row that the gain is over; empty: none."""
+    """The row that is the baseline; empty if none."""
     paper: PaperNumber
 
     @property
     def mean(self) -> float | None:
-        """Over seeds."""
+        """Mean over seeds."""
         return mean_and_deviation(list(self.values.values()))[0] if self.values else None
 
     @property
     def deviation(self) -> float | None:
-        """Of a sample (n - 1); None for a single seed."""
+        """Sample standard deviation (n - 1); None for a single seed."""
         several = len(self.values) > 1
         return mean_and_deviation(list(self.values.values()))[1] if several else None
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row with its runs and what they show."""
+    """A row with its runs and their results."""
 
     row: Row
     config: PretrainConfig
     runs: list[RunRecord]
-    """Finished ones whose folders are here."""
+    """Finished runs whose folders are here."""
     names: dict[int, str]
     """Names of all finished runs, by seed."""
     cells: list[TableCell]
-    """One for each of the result's measures."""
+    """One cell for each of the result's measures."""
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A grid's table, before it is text."""
+    """The results of a grid."""
 
     options: SweepOptions
     place: str
     comparable: bool
     statement: str
     sentences: list[str]
-    """How the scale changed the paper's settings, and which rows became one."""
+    """How the scale changed the paper's settings, and which rows share runs."""
     measures: list[Measure]
     lines: list[TableRow]
 
     @property
     def runs(self) -> list[Path]:
-        """Every finished run once."""
+        """Every finished run, once."""
         return list(dict.fromkeys(run.run.path for line in self.lines for run in line.runs))
 
 
 def collect(plan: Plan) -> SweepResult:
-    """Read every finished run of the grid with the seeds asked for, chosen by --only or not."""
+    """Read every finished run of the grid with the requested seeds, ignoring --only."""
     options = plan.options
     grid = grid_named(options.grid)
     wanted = {name for row in grid.rows for name in evaluations_of(row, options)}
@@ -127,7 +127,7 @@ def collect(plan: Plan) -> SweepResult:
 def _read(
     row: Row, plan: Plan, measures: Sequence[Measure]
 ) -> tuple[list[RunRecord], dict[int, str], list[dict[int, float]]]:
-    """Of a row: folders of its finished runs, their names by seed, and values by measure and seed.
+    """Return a row's finished folders, names by seed, and values by measure and seed.
 
     A run whose folder is not here may have left its record.
     """
@@ -164,7 +164,7 @@ def _gain(
 
 
 def _paper(row: Row, base: Row | None, measure: Measure) -> PaperNumber:
-    """The paper's number of a row: Fig. 3b prints gains alone."""
+    """Return the paper's number for a row; Fig. 3b prints only gains."""
     if measure.paper is None:
         return PaperNumber()
     task, metric = measure.paper

@@ -22,14 +22,14 @@ IMAGES = {"imagenet100": 126_689, "imagenet1k": 1_281_167, "cifar10": 50_000, "d
 """Training images of a recipe, for estimates of time."""
 
 IMAGES_PER_SECOND = {"imagenet100": 490.0, "imagenet1k": 490.0, "cifar10": 1430.0, "demo": 1330.0}
-"""Guesses from what recipes and paper say of their cost: 24 GPU days for 200 epochs of ImageNet-1k
+"""Guesses from the cost stated by recipes and paper: 24 GPU days for 200 epochs of ImageNet-1k
 (Broader Impact) on 4 GPUs, 35 and 2 minutes on 2 cores."""
 
 
 def config_at(
     row: Row, scale: ScaleName, epochs: int | None = None, temperature: float | None = None
 ) -> PretrainConfig:
-    """The run of a row; `epochs` stand for the paper's 200, `temperature` for MoCo-v2's 0.2.
+    """Return a row's config; `epochs` replace the paper's 200, `temperature` MoCo-v2's 0.2.
 
     Unset, both are the recipe's own.
     """
@@ -66,12 +66,12 @@ def config_at(
 
 
 def recipe_at(row: Row, scale: ScaleName) -> str:
-    """The paper's recipe of the row, or that of the small scale."""
+    """Return the paper's recipe for the row, or that of the small scale."""
     return SMALL_RECIPES.get(scale, row.recipe)
 
 
 def with_settings(config: PretrainConfig, changes: Mapping[str, Any]) -> PretrainConfig:
-    """Other values of settings by their dotted names."""
+    """Return the config with settings changed, by dotted name."""
     groups: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
         group, _, setting = name.partition(".")
@@ -84,10 +84,10 @@ def with_settings(config: PretrainConfig, changes: Mapping[str, Any]) -> Pretrai
 def describe_scale(
     row: Row, scale: ScaleName, epochs: int | None = None, temperature: float | None = None
 ) -> list[str]:
-    """How the paper's settings were changed, in sentences; `row` tells which of its data sets."""
+    """Return sentences on how the paper's settings were changed; `row` tells the data set."""
     if scale == "paper":
         return [
-            "Settings are the paper's, as far as it states them; docs/recipes.md names what it"
+            "Settings are the paper's, as far as it states them; docs/recipes.md lists what it"
             " leaves open."
         ]
     paper, base = (
@@ -101,28 +101,28 @@ def describe_scale(
         f" {base.train.queue_size}), so that N/K, s/K and s'/K are the paper's.",
         f"{SCHEDULE} epochs become {length}, and other lengths in proportion; the first"
         f" {paper.mix.warm_up_epochs:g} without mixing become {warm_up}.",
-        f"MoCo's second temperature, 0.2 in the paper, is that of MoCo-v2: {v2:g} here.",
-        f"All else is the recipe {base.recipe}: {base.model.backbone} backbone,"
+        f"The temperature of MoCo-v2, 0.2 in the paper, is {v2:g} here.",
+        f"All other settings are those of the recipe {base.recipe}: {base.model.backbone} backbone,"
         f" {base.data.image_size} pixels, batches of {base.train.batch_size}.",
     ]
 
 
 def comparable(scale: ScaleName) -> tuple[bool, str]:
-    """Whether our numbers may stand beside the paper's, and the sentence that says so."""
+    """Return whether numbers are comparable with the paper's, and a sentence on it."""
     if scale == "paper":
         return True, (
-            "Comparable with the paper's numbers as far as it states its settings; the report page"
-            " says for each row what it leaves open."
+            "Comparable with the paper's numbers as far as it states its settings; the report lists"
+            " for each row what it leaves open."
         )
     images = {"cifar10": "CIFAR-10", "shapes": "drawn shapes"}[scale]
     return False, (
-        f"Not comparable: {images}, a small backbone and a short training instead of ImageNet and"
-        " ResNet-50. The paper's numbers stand beside ours only for their signs and order."
+        f"Not comparable: {images}, a small backbone and short training instead of ImageNet and"
+        " ResNet-50. The paper's numbers are shown only for their signs and order."
     )
 
 
 def _epochs_at(row: Row, length: Fraction) -> tuple[int, int | None]:
-    """Length and stop: epoch 100 of 200 stays half-way; a stop at the end is none."""
+    """Return length and stop: epoch 100 of 200 stays half-way; None for a stop at the end."""
     if row.epochs != HALF_WAY:
         return max(1, _whole(row.epochs * length)), None
     epochs = max(1, _whole(SCHEDULE * length))
@@ -131,7 +131,7 @@ def _epochs_at(row: Row, length: Fraction) -> tuple[int, int | None]:
 
 
 def _temperature_at(row: Row, base: PretrainConfig, chosen: float | None) -> float:
-    """A tau that is the paper's for MoCo-v2 becomes the chosen one, or the recipe's for MoCo-v2."""
+    """Return tau: the paper's for MoCo-v2 becomes the chosen one or the recipe's."""
     if not base.uses("train.temperature"):
         return base.train.temperature
     usual = TrainConfig().temperature
@@ -141,7 +141,7 @@ def _temperature_at(row: Row, base: PretrainConfig, chosen: float | None) -> flo
 
 
 def _nearest_power(count: Fraction | int) -> int:
-    """Whole counts stay, 0 too; others become the nearest power of two."""
+    """Return integers unchanged; other counts become the nearest power of two."""
     if Fraction(count).denominator == 1:
         return int(count)
     powers = [1 << exponent for exponent in range(20)]
@@ -149,5 +149,5 @@ def _nearest_power(count: Fraction | int) -> int:
 
 
 def _whole(number: Fraction) -> int:
-    """Rounded, halves up."""
+    """Return a number rounded, halves up."""
     return int(number + Fraction(1, 2))

@@ -1,4 +1,4 @@
-"""A sweep's folder: whose it is, what is written before the first run, and the SLURM script."""
+"""A sweep's folder: what is written before the first run, and the SLURM script."""
 
 import json
 import os
@@ -16,20 +16,20 @@ FORMAT = "hardmix-sweep-1"
 
 
 def check_roots(options: SweepOptions) -> None:
-    """Refuse what would fail only after hours: data that is not named, or not there."""
+    """Raise InputError if data is not given or missing, rather than after hours."""
     wanted: dict[str, tuple[Any, str]] = {}
     needed = {name for row in selected_rows(options) for name in row.evaluations}
     if options.is_own:
         configs = [row.own for row in selected_rows(options) if row.own is not None]
         if any(config.data.name != "shapes" for config in configs):
-            wanted["--data.root"] = options.data_root, "where the grid's images are"
+            wanted["--data.root"] = options.data_root, "the folder of the grid's images"
     elif options.scale != "shapes":
         images = "CIFAR-10" if options.scale == "cifar10" else "ImageNet"
         wanted["--data.root"] = options.data_root, f"the folder of {images}"
     elif options.data_root is not None:
         raise InputError(
-            f"--data.root {options.data_root} with --scale shapes: these images are drawn, and"
-            " need no folder; leave it out, or choose --scale cifar10."
+            f"--data.root {options.data_root} with --scale shapes: these images are generated;"
+            " omit it, or choose --scale cifar10."
         )
     if "voc" in needed:
         wanted["--voc-root"] = options.voc_root, "the folder of VOC2007 and VOC2012"
@@ -44,14 +44,14 @@ def check_roots(options: SweepOptions) -> None:
                 f" --dry-run shows the plan without it{without_files}."
             )
         if not Path(value).expanduser().exists():
-            raise InputError(f"{option} {value} does not exist: name {what}.")
+            raise InputError(f"{option} {value} does not exist: it must be {what}.")
 
 
 def check_folder(options: SweepOptions) -> None:
-    """Refuse the folder of a sweep of another scale or length; nothing is written."""
+    """Raise InputError for the folder of a sweep of another scale or length."""
     file = options.out / "sweep.json"
     if options.out.exists() and not options.out.is_dir():
-        raise InputError(f"--out {options.out} is a file: name a folder.")
+        raise InputError(f"--out {options.out} is a file: choose a folder.")
     if not file.exists():
         return
     try:
@@ -62,8 +62,8 @@ def check_folder(options: SweepOptions) -> None:
         if not isinstance(found, dict) or found.get(name) != value:
             other = found.get(name) if isinstance(found, dict) else found
             raise InputError(
-                f"--out {options.out} holds a sweep with {name} {other}, and this one has {value}:"
-                " choose another folder."
+                f"--out {options.out} contains a sweep with {name} {other}, but this one has"
+                f" {value}: choose another folder."
             )
 
 
@@ -85,14 +85,14 @@ def prepare_folder(plan: Plan) -> None:
 
 
 def job_script(plan: Plan) -> str:
-    """A SLURM array in which every task does one chain of runs."""
+    """Return a SLURM array job in which every task runs one chain of runs."""
     parts = len(plan.chains)
     on_gpu = plan.options.scale == "paper" and not plan.options.is_own
     gpu = "#SBATCH --gpus-per-task=1\n" if on_gpu else ""
     command = shlex.join(sweep_command(plan.options))
     return f"""#!/bin/bash
 # {plan.options.grid_name}, {parts} parts: sbatch {shlex.quote(str(plan.options.out / "job.sh"))}
-# Time, memory and partition are yours to set. Submitted again, it goes on where it stopped.
+# Set time, memory and partition. Submit it again to resume.
 #SBATCH --job-name=hardmix-{plan.options.grid_name}
 #SBATCH --array=1-{parts}
 #SBATCH --ntasks=1
@@ -111,7 +111,7 @@ exit $status
 
 
 def sweep_command(options: SweepOptions, *, anywhere: bool = True) -> list[str]:
-    """The command line of this sweep, without --index; `anywhere`: it works from any folder."""
+    """Return this sweep's command without --index; `anywhere` makes it work from any folder."""
 
     def place(path: Path | str) -> str:
         return os.path.abspath(Path(path).expanduser()) if anywhere else str(path)
@@ -141,7 +141,7 @@ def sweep_command(options: SweepOptions, *, anywhere: bool = True) -> list[str]:
 
 
 def _identity(options: SweepOptions) -> dict[str, Any]:
-    if options.is_own:  # their runs are named by all of their settings
+    if options.is_own:  # such runs are named by all of their settings
         images = grid_named(options.grid).labelled_images
         return {"format": FORMAT, "scale": "own", "labelled_images": images}
     return {

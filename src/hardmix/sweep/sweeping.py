@@ -1,8 +1,8 @@
-"""`hardmix sweep`: a grid, trained, evaluated, and put beside the paper's numbers if it has any.
+"""`hardmix sweep`: trains and evaluates a grid, and compares it with the paper's numbers.
 
-Every run is a folder of its own, named by its settings: what is finished is used, what was stopped
-goes on, and what another process works on is left to it. A run that fails is written down and the
-next one begins.
+Every run has its own folder, named by its settings: finished runs are used, stopped ones resumed,
+and those being run by another process skipped. A run that fails is recorded, and the next one
+starts.
 """
 
 import shutil
@@ -42,10 +42,10 @@ from hardmix.sweep.sweep_folder import check_folder, check_roots, prepare_folder
 from hardmix.training.pretrain import pretrain
 
 NOT_COPIED = ("results", "figures", "detection", "encoder.safetensors", "status.json", ".lock")
-"""What a longer run does not take over from the one it goes on from."""
+"""What a longer run does not copy from the run that it continues."""
 
 SAID = 3
-"""Sentences on what figures leave out; a large grid has dozens."""
+"""Most sentences printed on what figures lack; a large grid has dozens."""
 
 
 @dataclass(frozen=True)
@@ -54,23 +54,23 @@ class Failure:
 
     job: Job
     file: Path
-    """The whole error."""
+    """File with the full error."""
     sentence: str
     ours: bool
-    """A defect, not bad input."""
+    """Whether it is a bug in hardmix rather than bad input."""
 
 
 @dataclass
 class Outcome:
-    """How a sweep ended."""
+    """The outcome of a sweep."""
 
     failures: list[Failure] = field(default_factory=list)
     elsewhere: list[Job] = field(default_factory=list)
-    """Runs that another process works on."""
+    """Runs that are being run by another process."""
 
 
 class NotYetError(Exception):
-    """The run that this one goes on from is not finished."""
+    """The run that this one continues is not finished."""
 
 
 def sweep(
@@ -81,7 +81,7 @@ def sweep(
     collect_only: bool = False,
     pairs: bool = False,
 ) -> Outcome:
-    """Show the plan, do it, and write tables and the report; a dry run touches nothing.
+    """Show the plan, run it, and write tables and the report; a dry run changes nothing.
 
     `collect_only` trains nothing and makes the tables of what is finished or recorded; `pairs`
     shows and draws differences by seed too.
@@ -106,7 +106,7 @@ def sweep(
 
 
 def run_jobs(plan: Plan) -> Outcome:
-    """Every run of this process; those that others work on are looked at again at the end."""
+    """Run all jobs of this process; those being run by others are tried again at the end."""
     outcome = Outcome()
     todo, again = plan.own, False
     with listening() as stop:
@@ -114,7 +114,7 @@ def run_jobs(plan: Plan) -> Outcome:
             later = []
             for number, job in enumerate(todo, start=1):
                 left = in_words(seconds_of(todo[number - 1 :], plan, measure_speed(plan)))
-                say(f"Run {number} of {len(todo)}, {job.name}; training left: about {left}")
+                say(f"Run {number} of {len(todo)}, {job.name}; about {left} of training left")
                 failures = run_job(job, plan, stop)
                 if failures is None:
                     later.append(job)
@@ -129,13 +129,13 @@ def run_jobs(plan: Plan) -> Outcome:
 
 
 def run_job(job: Job, plan: Plan, stop: StopRequest) -> list[Failure] | None:
-    """Train and evaluate one run; None: it has to wait for another process or another run."""
+    """Train and evaluate one run; None if it must wait for another process or run."""
     failed: dict[str, Exception] = {}
     try:
         with locked_folder(plan.options.out / ".claims" / job.name):
             clear_failures(job, plan)
             if state_in(plan, job) == "recorded":
-                say(f"{job.name} was finished elsewhere: its record is used.")
+                say(f"{job.name} was finished elsewhere: using its record.")
                 return []
             run = train(job, plan)
             failed |= evaluate_run(run, job, plan, stop)
@@ -143,20 +143,20 @@ def run_job(job: Job, plan: Plan, stop: StopRequest) -> list[Failure] | None:
                 write_record(plan.options, job, read_run(run.path))
             pause(stop)
     except LockedError:
-        say(f"{job.name} is left to the process that works on it.")
+        say(f"{job.name} is being run by another process.")
         return None
     except NotYetError as error:
-        say(f"{job.name} has to wait: {error}")
+        say(f"{job.name} must wait: {error}")
         return None
-    except (UnfinishedError, OutputError):  # a full disk costs the others too
+    except (UnfinishedError, OutputError):  # a full disk affects the others too
         raise
-    except Exception as error:  # one run must not cost the others
+    except Exception as error:  # one run must not stop the others
         failed["training"] = error
     return [write_failure(job, plan, what, error) for what, error in failed.items()]
 
 
 def evaluate_run(run: Run, job: Job, plan: Plan, stop: StopRequest) -> dict[str, Exception]:
-    """Make the results that the run lacks; what failed, by the name of the evaluation."""
+    """Run the evaluations that the run lacks; returns errors by name of the evaluation."""
     failed: dict[str, Exception] = {}
     record = read_run(run.path)
     for name in job.evaluations:
@@ -173,28 +173,28 @@ def evaluate_run(run: Run, job: Job, plan: Plan, stop: StopRequest) -> dict[str,
 
 
 def train(job: Job, plan: Plan) -> Run:
-    """Train the run, go on with it, or find it finished."""
+    """Train the run, resume it, or find it finished."""
     run = Run(plan.folder(job.name))
     if run.exists and run_name(run.config()) != job.name:
         raise InputError(
-            f"{run.path} holds another run ({run_name(run.config())}): its config.json was changed;"
-            " move the folder away, and this sweep trains the run anew."
+            f"{run.path} contains another run ({run_name(run.config())}): its config.json was"
+            " changed; move the folder away to train the run again."
         )
     if state_of(run) == "finished":
-        say(f"{job.name} is finished: its encoder is used.")
+        say(f"{job.name} is finished: using its encoder.")
         return run
     if job.continues is not None and not run.exists:
         copy_start(Run(plan.folder(job.continues)), run)
     try:
         return pretrain(job.config, run.path, resume="auto")
     except UnfinishedError as error:
-        raise UnfinishedError(f"{error} The same sweep command goes on with it.") from error
+        raise UnfinishedError(f"{error} The same sweep command resumes it.") from error
 
 
 def copy_start(start: Run, run: Run) -> None:
-    """App. C.1: a longer run begins as a copy of the finished shorter one, which stays."""
+    """App. C.1: start a longer run as a copy of the finished shorter one, which is kept."""
     if state_of(start) != "finished":
-        raise NotYetError(f"it goes on from {start.path.name}, which is not finished.")
+        raise NotYetError(f"it continues {start.path.name}, which is not finished.")
     temporary = run.path.with_name(f".{run.path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     shutil.copytree(start.path, temporary, ignore=shutil.ignore_patterns(*NOT_COPIED))
@@ -203,13 +203,13 @@ def copy_start(start: Run, run: Run) -> None:
 
 
 def pause(stop: StopRequest) -> None:
-    """A signal ends the sweep between two evaluations; within training it saves first."""
+    """Stop the sweep between two evaluations after a signal; training saves first."""
     if stop:
-        raise UnfinishedError(f"stopped by {stop.name}: the same sweep command goes on.")
+        raise UnfinishedError(f"stopped by {stop.name}: the same sweep command resumes.")
 
 
 def write_failure(job: Job, plan: Plan, what: str, error: Exception) -> Failure:
-    """The whole error as a file of its own, and a line of it here."""
+    """Write the full error to a file, and print one line of it."""
     folder = plan.options.out / "failures"
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{job.name}.{what}.txt"
@@ -222,13 +222,13 @@ def write_failure(job: Job, plan: Plan, what: str, error: Exception) -> Failure:
 
 
 def clear_failures(job: Job, plan: Plan) -> None:
-    """What is tried again has not failed yet."""
+    """Delete the failures of a run that is tried again."""
     for file in (plan.options.out / "failures").glob(f"{job.name}.*.txt"):
         file.unlink(missing_ok=True)
 
 
 def tell(plan: Plan, outcome: Outcome, *, pairs: bool = False) -> None:
-    """Tables, figures and the report of all that is finished, then what failed."""
+    """Write tables, figures and the report of all finished runs, then print failures."""
     started = time.monotonic()
     result = collect(plan)
     show_tables(result)
@@ -246,9 +246,9 @@ def tell(plan: Plan, outcome: Outcome, *, pairs: bool = False) -> None:
     runs = [path for path in result.runs if state_of(Run(path)) == "finished"]
     if runs:
         draw(plan, runs)
-    say(f"Tables, figures and page took {in_words(time.monotonic() - started)}.")
+    say(f"Tables, figures and report took {in_words(time.monotonic() - started)}.")
     for job in outcome.elsewhere:
-        say(f"{job.name} is with another process: the same command later completes the table.")
+        say(f"{job.name} is being run by another process: repeat the command later for its result.")
     for failure in outcome.failures:
         warn(f"failed: {failure.sentence} (see {failure.file})")
 
@@ -256,7 +256,7 @@ def tell(plan: Plan, outcome: Outcome, *, pairs: bool = False) -> None:
 def draw_pairs(
     result: SweepResult, pairs: Sequence[Pairs], found: Sequence[FoundTrend]
 ) -> list[Path]:
-    """DIR/figures/GRID-*: forest plots, and gains over what the grid's trends are over."""
+    """Draw DIR/figures/GRID-*: forest plots, and the gains of the grid's trends."""
     out, name = result.options.out / "figures", result.options.grid_name
     pictures = [*forests(pairs), *gains_over(result, pairs, found)]
     return [
@@ -267,7 +267,7 @@ def draw_pairs(
 
 
 def draw(plan: Plan, runs: list[Path]) -> None:
-    """DIR/figures and DIR/report.html; what cannot be drawn is said."""
+    """Write DIR/figures and DIR/report.html; warns about what cannot be drawn."""
     out = plan.options.out
     records = read_runs(runs)
     pictures, missing = compare(records)
@@ -276,7 +276,7 @@ def draw(plan: Plan, runs: list[Path]) -> None:
     for sentence in missing[:SAID]:
         warn(sentence)
     if len(missing) > SAID:
-        warn(f"{len(missing) - SAID} more things are missing: the report's last section names them")
+        warn(f"{len(missing) - SAID} more items are missing: see the report's last section")
     try:
         write_page(records, out / "report.html")
     except InputError as error:
@@ -284,13 +284,13 @@ def draw(plan: Plan, runs: list[Path]) -> None:
 
 
 def _orphans(plan: Plan, outcome: Outcome) -> list[Failure]:
-    """Runs that wait for one that failed here have failed too."""
+    """Return failures of runs that wait for one that failed here."""
     failed = {failure.job.name for failure in outcome.failures}
     found = []
     for job in list(outcome.elsewhere):
         if job.continues in failed:
             outcome.elsewhere.remove(job)
             failed.add(job.name)
-            error = InputError(f"it goes on from {job.continues}, which failed.")
+            error = InputError(f"it continues {job.continues}, which failed.")
             found.append(write_failure(job, plan, "training", error))
     return found

@@ -1,4 +1,4 @@
-"""Whether another program gives our features: seen on random images before a file is written."""
+"""Checks on random images, before a file is written, that another program gives our features."""
 
 from collections.abc import Callable
 
@@ -11,16 +11,16 @@ from hardmix.evaluation.features import TrainedEncoder
 from hardmix.runtime.console import say
 
 TOLERANCE = 1e-3
-"""Features may differ by this part of the largest feature; anything above is another network."""
+"""Largest allowed difference of features, relative to the largest feature."""
 ROUNDED = 2e-2
-"""The same where images are resized: a decoder's uint8 and the graph's may differ by one step."""
+"""The same for resized images, whose uint8 values may differ by one between implementations."""
 
 
 @torch.no_grad()
 def compare(
     other: Callable[[Tensor], Tensor], encoder: TrainedEncoder, batches: tuple[int, ...], name: str
 ) -> None:
-    """Say by how much another program's features differ on random images; refuse another net's."""
+    """Print how much another program's features differ on random images; raise if too much."""
     size, generator = encoder.image_size, torch.Generator().manual_seed(0)
     worst = 0.0
     for number in batches:
@@ -28,23 +28,23 @@ def compare(
         worst = max(worst, difference(encoder(images), other(images)))
     if worst > TOLERANCE:
         raise InputError(
-            f"features of {name} differ from ours by {worst:.1e} of the largest, above the limit"
-            f" {TOLERANCE:.0e}: nothing was written; please report it."
+            f"features of {name} differ from hardmix's by {worst:.1e} of the largest, above the"
+            f" limit of {TOLERANCE:.0e}: nothing was written; please report this."
         )
-    say(f"Compared with {name} on random images: features differ by {worst:.1e} of the largest.")
+    say(f"Verified with {name} on random images: features differ by {worst:.1e} of the largest.")
 
 
 def difference(
     ours: Float[Tensor, "batch features"], theirs: Float[Tensor, "batch features"]
 ) -> float:
-    """The largest difference, as a part of the largest feature; infinite where one is no number."""
+    """Return the largest difference relative to the largest feature; infinite for NaN."""
     part = float((ours - theirs).abs().max() / ours.abs().max().clamp_min(1e-12))
     return part if part == part else float("inf")
 
 
 @torch.no_grad()
 def compare_whole(other: Callable[[Tensor], Tensor], encoder: TrainedEncoder) -> None:
-    """The same for images of several sizes, with the preprocessing on both sides."""
+    """Compare features of images of several sizes, preprocessed on both sides."""
     size, generator = encoder.image_size, torch.Generator().manual_seed(0)
     worst = 0.0
     sizes = [(size, size), (size // 2 + 1, size), (3 * size + 1, 2 * size), (size, 6 * size)]
@@ -55,7 +55,7 @@ def compare_whole(other: Callable[[Tensor], Tensor], encoder: TrainedEncoder) ->
         worst = max(worst, difference(ours, other(images)))
     if worst > ROUNDED:
         raise InputError(
-            f"features of onnxruntime, with the preprocessing, differ from ours by {worst:.1e} of"
-            f" the largest, above the limit {ROUNDED:.0e}: nothing was written; please report it."
+            f"features of onnxruntime with preprocessing differ from hardmix's by {worst:.1e} of the"
+            f" largest, above the limit of {ROUNDED:.0e}: nothing was written; please report this."
         )
-    say(f"Compared on random images of {len(sizes)} sizes: features differ by {worst:.1e}.")
+    say(f"Verified on random images of {len(sizes)} sizes: features differ by {worst:.1e}.")

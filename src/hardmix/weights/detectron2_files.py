@@ -17,17 +17,17 @@ from torch import Tensor
 from hardmix.settings.detection_options import SCHEDULES, DetectionConfig
 
 PLUG_IN_FILE = "hardmix_detectron2.py"
-"""Its name must be one that Python can import."""
+"""A file name that Python can import."""
 
 
 class ResNetShape(NamedTuple):
-    """What detectron2's MODEL.RESNETS must say to build a ResNet of torchvision."""
+    """The MODEL.RESNETS settings with which detectron2 builds a torchvision ResNet."""
 
     depth: int
     groups: int = 1
     group_width: int = 64
     first_stage: int = 256
-    """Channels of the first stage: 64 where the blocks have two convolutions, not three."""
+    """Channels of the first stage: 64 if the blocks have two convolutions instead of three."""
 
 
 SHAPES: dict[str, ResNetShape] = {
@@ -46,7 +46,7 @@ SHAPES: dict[str, ResNetShape] = {
 
 
 def detectron2_name(name: str) -> str:
-    """detectron2's name of a tensor that torchvision's ResNets call so."""
+    """Return detectron2's name for a tensor of torchvision's ResNets."""
     name = re.sub(r"^layer(\d)", lambda found: f"res{int(found[1]) + 1}", name)
     name = re.sub(r"^(conv|bn)", r"stem.\1", name)
     name = re.sub(r"\bbn(\d)", r"conv\1.norm", name)
@@ -54,7 +54,7 @@ def detectron2_name(name: str) -> str:
 
 
 def weights_file(weights: Mapping[str, Tensor], suffix: str) -> bytes:
-    """The file that MODEL.WEIGHTS names: `.pth` with tensors, or `.pkl` with numpy's arrays."""
+    """Return the content of MODEL.WEIGHTS: `.pth` with tensors, or `.pkl` with numpy arrays."""
     renamed = {detectron2_name(name): tensor for name, tensor in weights.items()}
     facts = {"__author__": "hardmix", "matching_heuristics": True}
     buffer = BytesIO()
@@ -67,7 +67,7 @@ def weights_file(weights: Mapping[str, Tensor], suffix: str) -> bytes:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes arrays by public names alone.
+    """Writes arrays using only public names.
 
     numpy's own way names a private module, which numpy 2 has moved: numpy 1 could not read it.
     """
@@ -80,7 +80,7 @@ class _Pickler(pickle.Pickler):
 
 
 def side_files(backbone: str, weights_name: str) -> dict[str, bytes]:
-    """Configs and plug-in by file name, for weights in a file of that name beside them."""
+    """Return configs and plug-in by file name, for a weights file in the same folder."""
     stem = weights_name.rpartition(".")[0]
     names = {"voc": f"{stem}_voc_24k.yaml", "coco": f"{stem}_coco_1x.yaml"}
     shape = SHAPES[backbone]
@@ -99,7 +99,7 @@ def side_files(backbone: str, weights_name: str) -> dict[str, bytes]:
 
 
 def _numbers(schedule: DetectionConfig) -> dict[str, object]:
-    """What `hardmix detect` trains with, in detectron2's words."""
+    """Return the settings of `hardmix detect` under detectron2's names."""
     return {
         "batch_size": schedule.batch_size,
         "lr": schedule.lr,
@@ -176,16 +176,16 @@ TEST:
 """)
 
 _PLUG_IN = '''\
-"""Fine-tunes a detector of detectron2 from weights that `hardmix export` wrote.
+"""Fine-tunes a detectron2 detector from weights that `hardmix export` wrote.
 
     python hardmix_detectron2.py --config-file CONFIG.yaml --num-gpus 8
 
-Further settings follow as NAME VALUE: OUTPUT_DIR runs/voc SEED 1. The data sets are looked for
-where the environment's DETECTRON2_DATASETS says. To use the head in a script of your own, import
-this file before the model is built.
+Add further settings as NAME VALUE: OUTPUT_DIR runs/voc SEED 1. The environment variable
+DETECTRON2_DATASETS tells where the data sets are. To use the head in your own script, import this
+file before the model is built.
 
 The AP of voc_2007_test is the mean of the 11-point AP of VOC 2007 over IoU .50 to .95. It is the
-paper's number, and another one than COCO's AP.
+paper's number, and differs from COCO's AP.
 """
 
 from detectron2.config import get_cfg
@@ -200,11 +200,11 @@ from torch import nn
 
 @ROI_HEADS_REGISTRY.register()
 class Res5ROIHeadsExtraNorm(Res5ROIHeads):
-    """Res5 heads with one more norm after res5, and no ReLU after that."""
+    """Res5 heads with an extra norm after res5, without a ReLU after it."""
 
     @classmethod
     def from_config(cls, cfg, input_shape):
-        """detectron2's arguments with another res5."""
+        """Return detectron2's arguments with another res5."""
         arguments = super().from_config(cfg, input_shape)
         norm, depth = cfg.MODEL.RESNETS.NORM, cfg.MODEL.RESNETS.DEPTH
         channels = cfg.MODEL.RESNETS.RES2_OUT_CHANNELS * 8
@@ -227,18 +227,18 @@ def _basic_res5(blocks, channels, norm):
 
 
 class Trainer(DefaultTrainer):
-    """detectron2's trainer with the evaluation that each data set has."""
+    """detectron2's trainer with the evaluator of each data set."""
 
     @classmethod
     def build_evaluator(cls, cfg, dataset_name, output_folder=None):
-        """VOC's own, or COCO's."""
+        """Return VOC's or COCO's evaluator."""
         if MetadataCatalog.get(dataset_name).evaluator_type == "pascal_voc":
             return PascalVOCDetectionEvaluator(dataset_name)
         return COCOEvaluator(dataset_name, output_dir=output_folder or cfg.OUTPUT_DIR)
 
 
 def main(arguments):
-    """Train and evaluate as the config says."""
+    """Train and evaluate according to the config."""
     cfg = get_cfg()
     cfg.merge_from_file(arguments.config_file)
     cfg.merge_from_list(arguments.opts)

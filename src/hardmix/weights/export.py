@@ -1,6 +1,6 @@
-"""`hardmix export`: a trained encoder for other programs, compared with ours before it is written.
+"""`hardmix export`: a trained encoder for other programs, verified before it is written.
 
-The head of pre-training is in none of the files.
+The projection head of pre-training is not exported.
 """
 
 import warnings
@@ -28,29 +28,29 @@ from hardmix.weights.detectron2_files import PLUG_IN_FILE, SHAPES, side_files, w
 from hardmix.weights.onnx_preprocessing import WithPreprocessing
 
 OPSET = 20
-"""Of ONNX: torch's own default, and known to every onnxruntime that the extra allows."""
+"""ONNX opset: torch's default, supported by every onnxruntime that the extra allows."""
 ONNX_LIMIT = 2**31
-"""Bytes: an ONNX file is one message of protobuf, which cannot be larger."""
-ANYWHERE = "safetensors and onnx fit every backbone"
+"""Largest ONNX file in bytes: the limit of a protobuf message."""
+ANYWHERE = "safetensors and onnx support every backbone"
 
 
 class ExportJob(NamedTuple):
-    """What is to be exported, and to where."""
+    """What to export, and where."""
 
     source: Path
-    """The encoder's own file."""
+    """The file of the encoder."""
     encoder: TrainedEncoder
     out: Path
     with_preprocessing: bool = False
-    """ONNX: uint8 images of any size in."""
+    """Whether an ONNX file takes uint8 images of any size."""
 
 
 class Format(NamedTuple):
-    """A format: the endings of its files, and what makes their content."""
+    """A format: its file suffixes, and the function that makes the files."""
 
     suffixes: tuple[str, ...]
     build: Callable[[ExportJob], dict[str, bytes]]
-    """File name -> content, for files that stand in one folder."""
+    """Returns file name -> content, for files in one folder."""
 
 
 def export(
@@ -63,14 +63,14 @@ def export(
 ) -> list[Path]:
     """Write the encoder of a run, or of an encoder.safetensors, in one of `FORMATS`.
 
-    Returns the files written, `out` first. A run that was trained around a network of your own
-    needs it again, as `trunk`. An ONNX file `with_preprocessing` takes uint8 images of any size.
+    Returns the files written, `out` first. A run that was trained with your own network needs that
+    network again, as `trunk`. An ONNX file `with_preprocessing` takes uint8 images of any size.
     """
-    check_choice("--format", kind, FORMATS)
+    check_choice("format", kind, FORMATS)
     if with_preprocessing and kind != "onnx":
         raise InputError(
-            f"--with-preprocessing is for --format onnx: a file of --format {kind} holds weights,"
-            " and no graph that could prepare images."
+            f"with_preprocessing needs the format onnx: a {kind} file holds weights only, not a"
+            " graph that could preprocess images."
         )
     out = Path(out)
     _check_suffix(kind, out)
@@ -88,21 +88,21 @@ def _check_suffix(kind: str, out: Path) -> None:
     known = FORMATS[kind].suffixes
     if out.suffix not in known:
         raise InputError(
-            f"--out {out} has the ending {out.suffix!r}: a file of --format {kind} ends in"
+            f"out={out} ends in {out.suffix!r}: a file of the format {kind} must end in"
             f" {' or '.join(known)}."
         )
 
 
 def _refuse_existing(file: Path) -> None:
     if file.exists():
-        raise InputError(f"--out: {file} already exists: choose another name or delete it.")
+        raise InputError(f"{file} already exists: choose another name or delete it.")
 
 
 def _write(folder: Path, contents: dict[str, bytes]) -> list[Path]:
-    """All or none: whatever stands in the way is found before the first file is written."""
+    """Write all files or none: obstacles are found before the first file is written."""
     files = {folder / name: data for name, data in contents.items()}
     for file, data in files.items():
-        # Two exports to one folder share the plug-in.
+        # Two exports to the same folder share the plug-in.
         shared = file.name == PLUG_IN_FILE and file.is_file() and file.read_bytes() == data
         if not shared:
             _refuse_existing(file)
@@ -111,7 +111,7 @@ def _write(folder: Path, contents: dict[str, bytes]) -> list[Path]:
         for file, data in files.items():
             write_atomically(file, data)
     except OSError as error:
-        raise InputError(f"--out: {folder} cannot be written: {error.strerror}.") from error
+        raise InputError(f"{folder} cannot be written: {error.strerror}.") from error
     return list(files)
 
 
@@ -124,8 +124,8 @@ def _torchvision(job: ExportJob) -> dict[str, bytes]:
     _refuse_other_networks(job, "torchvision", RESNETS)
     if channels != 3:
         raise InputError(
-            f"--format torchvision cannot hold an encoder of channels={channels}: torchvision's"
-            f" {name} takes 3; timm, safetensors and onnx take any number."
+            f"the format torchvision does not support channels={channels}: torchvision's {name}"
+            " takes 3; timm, safetensors and onnx support any number."
         )
     official = getattr(torchvision_resnet, name)()
     official.fc = nn.Identity()
@@ -144,7 +144,7 @@ def _timm(job: ExportJob) -> dict[str, bytes]:
     try:
         timm = import_module("timm")
     except ModuleNotFoundError:
-        say("Not compared with timm, which is not installed: pip install 'hardmix[timm]'.")
+        say("Not verified with timm, which is not installed: pip install 'hardmix[timm]'.")
     else:
         _load_and_compare(timm.create_model(name, **options), job, f"timm's {name}")
     shown = ", ".join(f"{key}={value!r}" for key, value in options.items())
@@ -157,8 +157,8 @@ def _detectron2(job: ExportJob) -> dict[str, bytes]:
     _refuse_other_networks(job, "detectron2", SHAPES)
     if job.encoder.channels != 3:
         raise InputError(
-            f"--format detectron2 cannot hold an encoder of channels={job.encoder.channels}: its"
-            " images have 3; safetensors and onnx take any number."
+            f"the format detectron2 does not support channels={job.encoder.channels}: its images"
+            " have 3; safetensors and onnx support any number."
         )
     contents = {job.out.name: weights_file(_weights(job), job.out.suffix)}
     return contents | side_files(job.encoder.backbone, job.out.name)
@@ -169,17 +169,17 @@ def _refuse_other_networks(
 ) -> None:
     if job.encoder.backbone not in known:
         raise InputError(
-            f"--format {kind} has no network like backbone={job.encoder.backbone!r}: it has"
+            f"the format {kind} does not support backbone={job.encoder.backbone!r}: it supports"
             f" {', '.join(known)}. {_fitting(job.encoder.backbone)}"
         )
 
 
 def _fitting(backbone: str) -> str:
-    return f"{ANYWHERE}{'; timm fits this one' if backbone.startswith('timm:') else ''}."
+    return f"{ANYWHERE}{'; timm supports this one' if backbone.startswith('timm:') else ''}."
 
 
 def _weights(job: ExportJob) -> dict[str, Tensor]:
-    """Each in memory of its own, so that a file holds no more than it says."""
+    """Return weights that share no memory, so that a file contains nothing else."""
     state = job.encoder.trunk.state_dict()
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
 
@@ -201,7 +201,7 @@ def _load_and_compare(official: nn.Module, job: ExportJob, name: str) -> None:
     try:
         official.load_state_dict(_weights(job), strict=True)
     except RuntimeError as error:
-        raise InputError(f"{name}, as installed here, has other tensors: {error}.") from error
+        raise InputError(f"the installed {name} has different tensors: {error}.") from error
     compare(official.eval(), job.encoder, (2,), name)
 
 
@@ -211,8 +211,8 @@ def _onnx(job: ExportJob) -> dict[str, bytes]:
     size = sum(tensor.nbytes for tensor in encoder.trunk.state_dict().values())
     if size >= ONNX_LIMIT:
         raise InputError(
-            f"backbone={encoder.backbone!r} has {size} bytes of weights: an ONNX file holds less"
-            f" than {ONNX_LIMIT}; use --format safetensors."
+            f"backbone={encoder.backbone!r} has {size} bytes of weights: an ONNX file is limited"
+            f" to {ONNX_LIMIT}; use the format safetensors."
         )
     data = _onnx_model(encoder, job.with_preprocessing)
     session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
@@ -229,18 +229,18 @@ def _onnx(job: ExportJob) -> dict[str, bytes]:
 
 def _import_onnx() -> Any:
     try:
-        for name in ("onnx", "onnxscript"):  # torch imports them in the midst of its export
+        for name in ("onnx", "onnxscript"):  # torch imports them during its export
             import_module(name)
         return import_module("onnxruntime")
     except ModuleNotFoundError as error:
         raise InputError(
-            f"--format onnx needs {error.name}, which is not installed:"
+            f"the format onnx needs {error.name}, which is not installed:"
             " pip install 'hardmix[onnx]'."
         ) from error
 
 
 def _onnx_model(encoder: TrainedEncoder, with_preprocessing: bool) -> bytes:
-    """An ONNX file's content: images to features; its metadata say how to prepare images."""
+    """Return the content of an ONNX file from images to features, with preprocessing metadata."""
     size, dim = encoder.image_size, torch.export.Dim
     network: nn.Module = encoder.trunk
     example, dynamic = torch.randn(2, encoder.channels, size, size), {0: dim("batch")}
@@ -250,7 +250,7 @@ def _onnx_model(encoder: TrainedEncoder, with_preprocessing: bool) -> bytes:
         dynamic |= {2: dim("height"), 3: dim("width")}
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's words to its own developers
+            warnings.simplefilter("ignore")  # torch's warnings to its own developers
             program = torch.onnx.export(
                 network,
                 (example,),
@@ -265,7 +265,7 @@ def _onnx_model(encoder: TrainedEncoder, with_preprocessing: bool) -> bytes:
         reason = str(error.__cause__ or error).strip().partition("\n")[0]
         raise InputError(
             f"torch {torch.__version__} cannot export backbone={encoder.backbone!r} to ONNX:"
-            f" {reason}; use --format safetensors."
+            f" {reason}; use the format safetensors."
         ) from error
     assert program is not None  # only the older exporter returns nothing
     model = program.model_proto
@@ -284,4 +284,4 @@ FORMATS: dict[str, Format] = {
     "onnx": Format((".onnx",), _onnx),
     "detectron2": Format((".pth", ".pkl"), _detectron2),
 }
-"""Every format by its name."""
+"""Every format by name."""

@@ -1,8 +1,9 @@
-"""Weights from elsewhere become a run: hardmix import FILE --out RUN.
+"""Weights of other programs imported as a run: hardmix import FILE --out RUN.
 
-Read are checkpoints of official MoCo, state dicts of torchvision, timm and lightly, and our own
-encoders. Code in a file never runs. What names and shapes do not show cannot be seen: networks that
-differ only in strides or pooling (timm's resnetblur50) need their name as `backbone`.
+Supported are checkpoints of official MoCo, state dicts of torchvision, timm and lightly, and
+hardmix's own encoders. Code in a file is never executed. Networks are recognised by names and
+shapes only: those that differ in strides or pooling (timm's resnetblur50) must be named by
+`backbone`.
 """
 
 import shlex
@@ -31,17 +32,17 @@ IMPORTED = "imported.safetensors"
 def import_weights(
     file: Path, out: Path, *, backbone: str | None = None, image_size: int | None = None
 ) -> Run:
-    """A run that every command accepts, with the trunk of a weights file from elsewhere.
+    """Import a file of weights as a run that every command accepts.
 
-    The backbone is recognised by names and shapes where `backbone` does not name it. Evaluation
-    crops have `image_size` pixels: unset, what our own encoder says, 32 for backbones made for
-    that, else 224. The config's method tells how MoCo files were trained; of others it is unknown
-    and "moco-v2" stands there.
+    Unless `backbone` names it, the backbone is recognised by names and shapes. `image_size` is the
+    size of evaluation crops in pixels; None means what a hardmix encoder records, 32 for backbones
+    made for that, and otherwise 224. The config's method is that of MoCo files; for others it is
+    unknown and set to "moco-v2".
     """
     run = Run(out)
     for held in (run.config_file, run.encoder_file):
         if held.exists():
-            raise InputError(f"--out {out} holds the {held.name} of a run: choose another folder.")
+            raise InputError(f"out={out} already has a run's {held.name}: choose another folder.")
     source = read_weights(file)
     fit = recognise(file, source, backbone)
     taken = {name: source.tensors[fit.view.names[name]] for name in fit.agreeing}
@@ -59,12 +60,12 @@ def import_weights(
 
 
 def check_finite(file: Path, tensors: dict[str, Tensor]) -> None:
-    """Refuse weights that hold NaN or infinity."""
+    """Raise InputError if weights contain NaN or infinity."""
     for name, tensor in tensors.items():
         wrong = int((~tensor.float().isfinite()).sum())
         if wrong:
             raise InputError(
-                f"{file}: the tensor {name} has {wrong} values that are NaN or infinite; take an"
+                f"{file}: the tensor {name} has {wrong} values that are NaN or infinite; use an"
                 " earlier checkpoint."
             )
 
@@ -89,7 +90,7 @@ def _config(
 
 
 def _write(run: Run, trunk: nn.Module, config: PretrainConfig, beside: dict[str, Tensor]) -> None:
-    """The config last: a folder without one is no run, and can be imported into again."""
+    """Write the config last: a folder without one is not a run, and the import can be repeated."""
     try:
         run.path.mkdir(parents=True, exist_ok=True)
         if beside:
@@ -97,7 +98,7 @@ def _write(run: Run, trunk: nn.Module, config: PretrainConfig, beside: dict[str,
             write_atomically(run.path / IMPORTED, save(rows))
         run.write_encoder(trunk, config)
     except OSError as error:
-        raise InputError(f"--out {run.path} cannot be written: {error.strerror}.") from error
+        raise InputError(f"out={run.path} cannot be written: {error.strerror}.") from error
     Run.create(run.path, config)
 
 
@@ -116,18 +117,18 @@ def _report(
         ["backbone", fit.backbone],
         ["images", f"{fit.channels} x {size} x {size}"],
         ["tensors taken", str(len(fit.agreeing))],
-        ["tensors left out", f"{len(left)} ({first_names(left)})" if left else "0"],
+        ["tensors not used", f"{len(left)} ({first_names(left)})" if left else "0"],
         ["head", f"{moco.head}, {moco.dim} dimensions" if moco else "none"],
         ["queue", f"{queue} keys" if queue else "none"],
         ["epoch", "unknown" if source.epoch is None else str(source.epoch)],
     ]
     table("imported", ["", "found"], rows)
     if moco:
-        say(f"{run.path / IMPORTED} keeps the head{' and the queue' if queue else ''}.")
+        say(f"The head{' and the queue are' if queue else ' is'} in {run.path / IMPORTED}.")
     if fit.backbone.endswith("-cifar"):
-        say("conv1 has 3 x 3 pixels: taken for a stem of stride 1 without max-pool.")
+        say("conv1 has 3 x 3 pixels: assuming a stem of stride 1 without max-pool.")
     folder = shlex.quote(str(run.path))
-    say(f"next: hardmix knn {folder} --data.root DIR")
+    say(f"Next: hardmix knn {folder} --data.root DIR")
     say(f"      hardmix export {folder} --format onnx --out FILE")
 
 

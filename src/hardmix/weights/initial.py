@@ -17,11 +17,11 @@ from hardmix.weights.pixel_statistics import adapt_statistics
 from hardmix.weights.recognition import Fit, is_ours, recognise
 
 FETCHED = ("timm", "torchvision")
-"""Words of `model.init` for the weights that a library has of its own."""
+"""Values of `model.init` that stand for a library's own pre-trained weights."""
 
 
 def initial_trunk(config: PretrainConfig, run: Run) -> nn.Module | None:
-    """The trunk that training starts from; None: random weights, or those of a checkpoint."""
+    """Return the trunk to start from; None for random weights or those of a checkpoint."""
     init = config.model.init
     if init is None and is_imported(config, run):
         init = str(run.encoder_file)
@@ -42,23 +42,23 @@ def initial_trunk(config: PretrainConfig, run: Run) -> nn.Module | None:
         foreign = not is_ours(source)
     if foreign:
         adapt_statistics(trunk, backbone, data.channels, data.image_size)
-    say(f"Starts from the weights of {init}; the trunk learns at {config.trunk_lr:g} of the rate.")
+    say(f"Starting from {init}; the trunk's learning rate is {config.trunk_lr:g} x optimizer.lr.")
     return trunk
 
 
 def is_imported(config: PretrainConfig, run: Run) -> bool:
-    """Whether the run is one that `hardmix import` made, and was never trained."""
+    """Return whether the run was made by `hardmix import` and never trained."""
     return config.recipe == "imported" and run.encoder_file.exists()
 
 
 def imported_parts(config: PretrainConfig, run: Run) -> dict[str, Tensor]:
-    """Head and queue that `hardmix import` kept of a MoCo checkpoint, if any."""
+    """Return the head and queue that `hardmix import` kept from a MoCo checkpoint, if any."""
     file = run.path / IMPORTED
     return load_file(file) if is_imported(config, run) and file.exists() else {}
 
 
 def weights_file(init: str) -> Path:
-    """The file that `model.init` names: itself, or a run's encoder."""
+    """Return the file of `model.init`: itself, or a run's encoder."""
     path = Path(init).expanduser()
     if not path.is_dir():
         return path
@@ -72,7 +72,7 @@ def weights_file(init: str) -> Path:
 
 
 def recognised_backbone(init: str) -> str:
-    """The backbone whose names and shapes the file of `model.init` has."""
+    """Return the backbone recognised in the file of `model.init`."""
     file = weights_file(init)
     return recognise(file, read_weights(file), None).backbone
 
@@ -86,12 +86,12 @@ def _fit(file: Path, source: Source, backbone: str, channels: int) -> Fit:
         except InputError:
             raise error from None
         raise InputError(
-            f"model.init={file} holds the weights of a {found}, but model.backbone={backbone}: set"
+            f"model.init={file} has the weights of a {found}, but model.backbone={backbone}: set"
             f" model.backbone to {found}."
         ) from None
     if fit.channels != channels:
         raise InputError(
             f"model.init={file} is for images of {fit.channels} channels, but"
-            f" data.channels={channels}: choose other weights, or start without."
+            f" data.channels={channels}: choose other weights, or leave model.init unset."
         )
     return fit

@@ -1,8 +1,8 @@
-"""Weights that were trained on pixels normalised in another way, made to fit hardmix's.
+"""Weights trained on pixels normalised differently, adapted to hardmix's normalisation.
 
-With (p - m) / s for hardmix's pixels x and (p - m') / s' for theirs, theirs are
+With x = (p - m) / s for hardmix's pixels and (p - m') / s' for theirs, theirs are
 x s/s' + (m - m')/s': the factor goes into the first convolution, the shift into its bias or the
-batch norm behind it. Only the border differs, where a convolution pads with zeros, which are
+batch norm after it. Only the border differs, where a convolution pads with zeros, which are
 another grey.
 """
 
@@ -16,12 +16,12 @@ from hardmix.data.augment import channel_statistics
 from hardmix.runtime.console import say, warn
 
 CLOSE = 0.05
-"""Difference of features, as a share of their length, that the border may make."""
+"""Largest relative difference of features that the border may cause."""
 
 
 @torch.no_grad()
 def adapt_statistics(trunk: nn.Module, backbone: str, channels: int, image_size: int) -> None:
-    """Let a trunk with timm's weights see pixels as hardmix normalises them; said either way."""
+    """Adapt a trunk with timm's weights to hardmix's normalisation; prints or warns."""
     known: Any = getattr(trunk, "pretrained_cfg", None) or {}
     mean, std = (torch.tensor(known.get(name, ())) for name in ("mean", "std"))
     our_mean, our_std = map(torch.tensor, channel_statistics(channels))
@@ -39,20 +39,20 @@ def adapt_statistics(trunk: nn.Module, backbone: str, channels: int, image_size:
     if folded and float(error) < CLOSE:
         say(
             f"{backbone} was trained on pixels normalised with mean {mean.tolist()} and deviation"
-            f" {std.tolist()}: its first layer was changed to take hardmix's instead."
+            f" {std.tolist()}: its first layer was adapted to hardmix's normalisation."
         )
     else:
         trunk.load_state_dict(before)
         warn(
             f"{backbone} was trained on pixels normalised with mean {mean.tolist()} and deviation"
-            f" {std.tolist()}, hardmix has {our_mean.tolist()} and {our_std.tolist()}: its features"
-            " are worse than they could be."
+            f" {std.tolist()}, but hardmix uses {our_mean.tolist()} and {our_std.tolist()}: its"
+            " features are worse than they could be."
         )
     trunk.train(training)
 
 
 def _fold(trunk: nn.Module, factor: Tensor, shift: Tensor) -> bool:
-    """Into the first convolution and what follows it; False where nothing can take the shift."""
+    """Fold factor and shift into the first layers; False if no layer can take the shift."""
     layers = [each for each in trunk.modules() if isinstance(each, nn.Conv2d | _BatchNorm)]
     if not layers or not isinstance(layers[0], nn.Conv2d) or layers[0].in_channels != len(factor):
         return False

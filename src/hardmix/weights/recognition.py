@@ -1,6 +1,7 @@
-"""Which network a weights file holds, and under which names: told by names and shapes alone.
+"""Recognises the network in a weights file, and its layout, by names and shapes only.
 
-Known are the layouts of official MoCo, torchvision, timm, lightly, EfficientNet-PyTorch, and ours.
+Known layouts are those of official MoCo, torchvision, timm, lightly, EfficientNet-PyTorch and
+hardmix.
 """
 
 import re
@@ -29,19 +30,19 @@ PREFIXES = (
     "backbone.",
     "encoder.",
 )
-"""What networks are wrapped in, outermost first: looked under one after the other."""
+"""Prefixes of wrapped networks, outermost first, tried one after the other."""
 
 CHILDREN = dict(zip("014567", ("conv1", "bn1", *(f"layer{n}" for n in range(1, 5))), strict=True))
 """A ResNet's children by their number in nn.Sequential, as lightly writes them."""
 
 AFTER_TRUNK = re.compile(r"(fc|head\w*|classifier|linear|proj\w*|pred\w*|prototypes|neck)\.")
-"""Names beside the trunk's that do not change its features."""
+"""Names outside the trunk, which do not affect its features."""
 
 MOCO_HEADS: dict[frozenset[str], tuple[Head, str]] = {
     frozenset({"weight", "bias"}): ("linear", "bias"),
     frozenset({"0.weight", "0.bias", "2.weight", "2.bias"}): ("mlp", "2.bias"),
 }
-"""By the names under MoCo's fc: the head, and the tensor that has one number per dimension."""
+"""The head by the names under MoCo's fc, and its tensor with one number per dimension."""
 
 
 class NamesUnder(NamedTuple):
@@ -53,7 +54,7 @@ class NamesUnder(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """How well a view agrees with a backbone: the names that do, and those that do not, by why."""
+    """How well a view fits a backbone: names that agree, and those that do not, by reason."""
 
     backbone: str
     view: NamesUnder
@@ -63,13 +64,13 @@ class Fit(NamedTuple):
 
     @property
     def score(self) -> tuple[bool, int]:
-        """Whether everything agrees; and how much more does than does not."""
+        """Whether everything agrees, and how many more names agree than do not."""
         wrong = sum(len(names) for names in self.wrong.values())
         return wrong == 0, len(self.agreeing) - wrong
 
 
 class MocoParts(NamedTuple):
-    """What MoCo has beside the trunk; names: in imported.safetensors -> in the file."""
+    """What MoCo has besides the trunk; names: in imported.safetensors -> in the file."""
 
     head: Head
     dim: int
@@ -78,7 +79,7 @@ class MocoParts(NamedTuple):
 
 
 def recognise(file: Path, source: Source, backbone: str | None) -> Fit:
-    """The backbone and the part of the file that agree in every name and shape."""
+    """Return the backbone and the part of the file that agree in every name and shape."""
     ours = source.facts.get("backbone") if is_ours(source) else None
     named = backbone or (ours if ours != OWN_TRUNK else None)
     fits = [
@@ -92,20 +93,20 @@ def recognise(file: Path, source: Source, backbone: str | None) -> Fit:
     if nearest.channels > MAX_CHANNELS:
         raise InputError(
             f"{file} is a {nearest.backbone} for images of {nearest.channels} channels: hardmix"
-            f" takes 1 to {MAX_CHANNELS}; choose weights for fewer."
+            f" supports 1 to {MAX_CHANNELS}; choose weights for fewer."
         )
     return nearest
 
 
 def _candidates(source: Source) -> list[str]:
-    """What is tried where nothing names the backbone."""
+    """Return the backbones to try if none is named."""
     views = _views("", {name: name for name in source.tensors})
     flat = any(is_numbered_flat(view.names) for view in views)
     return [*BACKBONES, *(EFFICIENTNETS if flat else ())]
 
 
 def _views(prefix: str, names: dict[str, str]) -> Iterator[NamesUnder]:
-    """The names as they are, then what is under each prefix among them."""
+    """Yield the names as they are, then those under each prefix."""
     numbered = {"0.weight", "4.0.conv1.weight"} <= names.keys()
     yield NamesUnder(prefix, _by_child(names) if numbered else names, numbered)
     for inner in PREFIXES:
@@ -121,8 +122,8 @@ def _by_child(names: dict[str, str]) -> dict[str, str]:
 
 @cache
 def _shapes(backbone: str) -> dict[str, torch.Size]:
-    """Names and shapes of a trunk for three channels, without its numbers."""
-    if backbone.startswith("timm:"):  # some of timm cannot be built without memory
+    """Return the names and shapes of a trunk for three channels, without its values."""
+    if backbone.startswith("timm:"):  # some of timm's cannot be built on the meta device
         trunk = build_backbone(backbone).trunk
     else:
         with torch.device("meta"):
@@ -142,7 +143,7 @@ def _compare(tensors: Mapping[str, Tensor], backbone: str, view: NamesUnder) -> 
         wanted[stem] = torch.Size([wanted[stem][0], channels, *wanted[stem][2:]])
     bad = [name for name in wanted if name in found and found[name] != wanted[name]]
     wrong = {
-        "misses": [n for n in wanted if n not in found and not n.endswith("batches_tracked")],
+        "lacks": [n for n in wanted if n not in found and not n.endswith("batches_tracked")],
         "has unknown": [n for n in found if n not in wanted and not AFTER_TRUNK.match(n)],
         "has other shapes in": [f"{n} {[*found[n]]} instead of {[*wanted[n]]}" for n in bad],
     }
@@ -154,18 +155,18 @@ def _no_fit(file: Path, fit: Fit, backbone: str | None) -> str:
     reasons = [
         f"{why} {len(names)} ({first_names(names)})" for why, names in fit.wrong.items() if names
     ]
-    start = f"fits no backbone of hardmix; the nearest is {fit.backbone}"
-    way_out = "name another with --backbone timm:NAME"
+    start = f"does not fit any backbone of hardmix; the closest is {fit.backbone}"
+    way_out = "set backbone to timm:NAME"
     if backbone is not None:
-        start, way_out = f"does not fit --backbone {backbone}", "leave --backbone out"
+        start, way_out = f"does not fit backbone={backbone}", "omit backbone"
     return (
-        f"{file} {start}: of its tensors, the file {', '.join(reasons)}; {way_out}, or save the"
-        " state_dict of the trunk alone."
+        f"{file} {start}: of its tensors, the file {', '.join(reasons)}; {way_out}, or save only"
+        " the state_dict of the trunk."
     )
 
 
 def moco_parts(source: Source, fit: Fit) -> MocoParts | None:
-    """Head and queue of a MoCo checkpoint; the queue only where it has the head's dimension."""
+    """Return the head and queue of a MoCo checkpoint; the queue only if dimensions match."""
     if not fit.view.prefix.endswith("encoder_q."):
         return None
     fc = {k.removeprefix("fc."): v for k, v in fit.view.names.items() if k.startswith("fc.")}
@@ -183,5 +184,5 @@ def moco_parts(source: Source, fit: Fit) -> MocoParts | None:
 
 
 def is_ours(source: Source) -> bool:
-    """Whether hardmix wrote the file."""
+    """Return whether hardmix wrote the file."""
     return source.facts.get("format") == ENCODER_FORMAT

@@ -18,9 +18,9 @@ from hardmix.analysis.figures.picture import (
 )
 
 MOST_PANELS = 9
-"""Runs that Fig. 2a shows side by side."""
+"""Most runs that Fig. 2a shows side by side."""
 MARKS = 8
-"""Markers on a line, about."""
+"""Approximate number of markers on a line."""
 
 WITH_POINTS = "with synthetic points"
 REAL_ONLY = "real negatives only"
@@ -30,7 +30,7 @@ BOTH_PARENTS = "pair points with two false parents"
 QUERY_PARENT = "query points with a false parent"
 
 _MARKER = {REAL_ONLY: "^", ONE_PARENT: "^", BOTH_PARENTS: "s", QUERY_PARENT: "D"}
-"""The paper's: triangles and squares in Fig. 2b and 2c; the lines it is about have none."""
+"""The paper's markers: triangles and squares in Fig. 2b and 2c; main lines have none."""
 
 
 class Curve(NamedTuple):
@@ -41,11 +41,11 @@ class Curve(NamedTuple):
     kind: str
     """What is measured."""
     hue: int
-    """The run's number: it has the same colour in every figure."""
+    """The run's index, which sets its colour in every figure."""
     x: list[float]
     """Epochs."""
     y: list[float]
-    """Shares from 0 to 1."""
+    """Fractions from 0 to 1."""
 
 
 class Ranks(NamedTuple):
@@ -56,21 +56,21 @@ class Ranks(NamedTuple):
     rank: list[int]
     """From 1."""
     probability: list[float]
-    """Of the negative of each rank, mean over the queries."""
+    """Matching probability of the negative of each rank, averaged over the queries."""
 
 
 class Histogram(NamedTuple):
-    """Similarities at one epoch: counts in equal parts of [-1, 1]."""
+    """Similarities at one epoch: counts in equal bins of [-1, 1]."""
 
     epoch: int
     """From 0."""
     counts: list[int]
-    """Of each part, from -1 up."""
+    """Count of each bin, from -1 up."""
 
 
 def fig2a(runs: Sequence[tuple[str, Sequence[Ranks]]]) -> Picture:
     """Fig. 2a: matching probability by rank at several epochs; a panel for each run."""
-    title = "How hard the negatives are (Fig. 2a)"
+    title = "Hardness of the negatives (Fig. 2a)"
     runs = runs[:MOST_PANELS]
     columns = min(3, len(runs)) if len(runs) != 4 else 2
     rows = -(-len(runs) // columns)
@@ -96,8 +96,8 @@ def fig2a(runs: Sequence[tuple[str, Sequence[Ranks]]]) -> Picture:
             legend_below(f, grid[0].get_lines(), columns=5)
     numbers = {"runs": [{"run": k, "epochs": [e._asdict() for e in v]} for k, v in runs]}
     caption = (
-        "Mean matching probability of a query's highest negatives, by rank, one line an epoch"
-        " (dark: early, light: late). A line that falls more steeply means that fewer negatives"
+        "Mean matching probability of a query's highest negatives, by rank, one line per epoch"
+        " (dark: early, light: late). The more steeply a line falls, the fewer negatives"
         " contribute to the loss."
     )
     return Picture("fig2a", title, caption, numbers, f)
@@ -106,8 +106,8 @@ def fig2a(runs: Sequence[tuple[str, Sequence[Ranks]]]) -> Picture:
 def fig2b(lines: Sequence[Curve], note: str = "") -> Picture:
     """Fig. 2b and App. B.1's figure: accuracy on the proxy task over training."""
     caption = (
-        "Share of queries whose key is more similar than every negative. Lines with triangles leave"
-        f" the synthetic points out; the lower a line, the harder its task.{note}"
+        "Fraction of queries whose key is more similar than every negative. Lines with triangles"
+        f" exclude synthetic points; the lower a line, the harder the task.{note}"
     )
     return _over_training(
         "fig2b", "Proxy task (Fig. 2b, App. B.1)", caption, "queries that find their key (%)", lines
@@ -115,13 +115,13 @@ def fig2b(lines: Sequence[Curve], note: str = "") -> Picture:
 
 
 def fig2c(lines: Sequence[Curve], note: str = "") -> Picture:
-    """Fig. 2c: false negatives among the highest negatives, and synthetic points made of them."""
+    """Fig. 2c: false negatives among the highest negatives, and synthetic points from them."""
     caption = (
-        "Lines without markers: share of the 1024 highest negatives (all, if the queue is shorter)"
-        " that have the query's class. Triangles and squares: share of the synthetic points with at"
-        f" least one and with two such parents.{note}"
+        "Lines without markers: fraction of the 1024 highest negatives (all, if the queue is"
+        " shorter) that have the query's class. Triangles and squares: fraction of the synthetic"
+        f" points with at least one and with two such parents.{note}"
     )
-    return _over_training("fig2c", "False negatives (Fig. 2c)", caption, "share (%)", lines)
+    return _over_training("fig2c", "False negatives (Fig. 2c)", caption, "fraction (%)", lines)
 
 
 def similarity_histograms(label: str, kinds: Sequence[tuple[str, Sequence[Histogram]]]) -> Picture:
@@ -144,7 +144,7 @@ def similarity_histograms(label: str, kinds: Sequence[tuple[str, Sequence[Histog
         for axes in grid[max(0, len(kinds) - 2) : len(kinds)]:
             axes.xaxis.set_tick_params(labelbottom=True)
             axes.set_xlabel("similarity to the query")
-        figure.supylabel("share of them (%)", size="medium", color=INK)
+        figure.supylabel("fraction (%)", size="medium", color=INK)
         handles = [Line2D([], [], color=tints[time], label=f"epoch {time + 1}") for time in times]
         legend_below(figure, handles, columns=5)
     numbers = {
@@ -161,9 +161,9 @@ def similarity_histograms(label: str, kinds: Sequence[tuple[str, Sequence[Histog
         ],
     }
     caption = (
-        "Similarity to the query of keys, hardest negatives and synthetic points; one line an epoch"
-        " (dark: early, light: late). Training works where positives move right and away from the"
-        " negatives; points mixed with the query lie right of the negatives they are made of."
+        "Similarity to the query of keys, hardest negatives and synthetic points; one line per"
+        " epoch (dark: early, light: late). Training works if positives move right and away from"
+        " the negatives; points mixed with the query are to the right of their negatives."
     )
     return Picture("similarity-histograms", title, caption, numbers, figure)
 
@@ -205,7 +205,7 @@ def _over_training(
 
 
 def _ends(axes: Drawing) -> tuple[list[Any], list[str]]:
-    """The first and the last line, where all would hide the panel."""
+    """Return the first and the last line for the legend, since all would hide the panel."""
     handles, labels = axes.get_legend_handles_labels()
     kept = sorted({0, len(handles) - 1})
     return [handles[i] for i in kept], [labels[i] for i in kept]
@@ -231,7 +231,7 @@ def _shares(histogram: Histogram) -> list[float]:
 
 
 def _occupied(histograms: list[list[int]]) -> tuple[float, float]:
-    """The part of [-1, 1] in which there is anything, with a little room."""
+    """Return the occupied part of [-1, 1], with a small margin."""
     places = [
         (-1 + 2 * i / len(counts), -1 + 2 * (i + 1) / len(counts))
         for counts in histograms

@@ -16,24 +16,24 @@ from hardmix.analysis.figures.picture import (
 )
 
 GAINS = "PuOr"
-"""Gains in violet, losses in orange: told apart by colour-blind people too."""
+"""Gains in violet, losses in orange, which colour-blind people can distinguish."""
 
 
 class MochiSetting(NamedTuple):
     """One setting of MoCHi, over its seeds."""
 
     num_hardest: int
-    """N."""
+    """N: hardest negatives that may be mixed."""
     num_pairs: int
-    """s."""
+    """s: pair points."""
     num_with_query: int
-    """s'."""
+    """s': points mixed with the query."""
     accuracy: float
-    """Mean share of right answers."""
+    """Mean accuracy, from 0 to 1."""
     deviation: float
     """Standard deviation over the runs; 0 for one."""
     runs: int
-    """How many."""
+    """Number of runs."""
 
 
 class Place(NamedTuple):
@@ -42,7 +42,7 @@ class Place(NamedTuple):
     run: str
     """The run's label."""
     hue: int
-    """The run's number, which gives its colour."""
+    """The run's index, which sets its colour."""
     alignment: float
     """L_align (App. A)."""
     uniformity: float
@@ -73,7 +73,7 @@ def fig3a(cells: Sequence[MochiSetting], baseline: MochiSetting | None, measure:
         if baseline is not None:
             axes.axhline(100 * baseline.accuracy, color=INK, linestyle="--", linewidth=1)
             handles.append(Line2D([], [], color=INK, linestyle="--", label="MoCo-v2"))
-        axes.set(xlabel="N, hardest negatives that are mixed", ylabel=f"{measure} (%)")
+        axes.set(xlabel="N, hardest negatives that may be mixed", ylabel=f"{measure} (%)")
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.minorticks_off()
@@ -127,7 +127,7 @@ def fig3b(cells: Sequence[MochiSetting], baseline: MochiSetting, measure: str) -
     }
     caption = (
         f"Gain over MoCo-v2 ({100 * baseline.accuracy:.1f} %, top left) in points of {measure}, for"
-        " every s and s' that was run (violet: better, orange: worse); empty cells were not."
+        " every s and s' that was run (violet: better, orange: worse); empty cells were not run."
     )
     return Picture("fig3b", title, caption, numbers, figure)
 
@@ -156,8 +156,8 @@ def fig3c(places: Sequence[Place]) -> Picture:
     numbers = {"places": [place._asdict() for place in places]}
     caption = (
         "Each point is a run's features of the evaluation images. Further up, images of one class"
-        " lie closer together; further right, all images fill the sphere more evenly. The numbers"
-        " are the losses, of which the axes show the negatives."
+        " are closer together; further right, all images fill the sphere more evenly. The axes show"
+        " the negated losses."
     )
     return Picture("fig3c", title, caption, numbers, figure)
 

@@ -1,4 +1,4 @@
-"""Differences by seed: a forest plot, and gains over how solved the proxy task is."""
+"""Differences by seed: a forest plot, and gains over the proxy accuracy."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from hardmix.analysis.figures.picture import (
 )
 
 FAINT = 0.45
-"""How strongly a single seed is drawn, beside its mean."""
+"""Opacity of a single seed."""
 
 
 class GainLine(NamedTuple):
@@ -23,13 +23,13 @@ class GainLine(NamedTuple):
 
     label: str
     differences: tuple[float, ...]
-    """One for every seed."""
+    """Difference of every seed."""
     half: float | None
     """Half of the 95 % interval of their mean; None for a single seed."""
 
 
 class GainPoint(NamedTuple):
-    """A row over something that was measured: seed by seed, and their means."""
+    """A row's gains over another measure, by seed."""
 
     label: str
     over: tuple[float, ...]
@@ -37,11 +37,11 @@ class GainPoint(NamedTuple):
     half: float | None
     """Half of the 95 % interval of the mean gain; None for a single seed."""
     in_line: bool = True
-    """Whether it belongs to the series that the line is fitted to."""
+    """Whether the line is fitted to it."""
 
 
 def forest(lines: Sequence[GainLine], measure: str, name: str, percent: bool = True) -> Picture:
-    """Every row's mean difference with its interval, and each seed as a faint point."""
+    """Draw every row's mean difference with its interval, and each seed as a faint point."""
     title = f"Differences by seed, {measure}"
     with canvas(title, 1.0 + 0.34 * len(lines)) as figure:
         axes = figure.subplots()
@@ -59,14 +59,15 @@ def forest(lines: Sequence[GainLine], measure: str, name: str, percent: bool = T
         axes.grid(axis="x")
     numbers = {"measure": measure, "lines": [line._asdict() for line in lines]}
     caption = (
-        "Each faint point is the difference of two runs of one seed, the diamond their mean, the"
-        " bar its 95 % interval by Student's t; a difference counts when the bar does not touch 0."
+        "Each faint point is the difference of two runs with the same seed, the diamond their mean,"
+        " the bar its 95 % interval by Student's t; a difference is significant if the bar does not"
+        " touch 0."
     )
     return Picture(name, title, caption, numbers, figure)
 
 
 def gain_over(points: Sequence[GainPoint], over: str, measure: str, name: str) -> Picture:
-    """Gains over what was measured of each row, with the least-squares line of the series."""
+    """Draw gains over another measure, with the least-squares line of the fitted points."""
     title = f"Gain in {measure} over {over}"
     with canvas(title, 3.6) as figure:
         axes = figure.subplots()
@@ -85,9 +86,9 @@ def gain_over(points: Sequence[GainPoint], over: str, measure: str, name: str) -
         "line": line,
     }
     caption = (
-        "Faint points are pairs of runs of one seed, large ones their means with the 95 % interval"
-        " of the gain by Student's t. The dotted line is the least-squares line through the means"
-        " of the filled points; hollow ones reach their place by other means."
+        "Faint points are pairs of runs with the same seed, large ones their means with the 95 %"
+        " interval of the gain by Student's t. The dotted line is the least-squares line through"
+        " the means of the filled points; hollow points are not part of the fit."
     )
     return Picture(name, title, caption, numbers, figure)
 
@@ -108,7 +109,7 @@ def _draw_point(axes: Drawing, point: GainPoint, number: int) -> Drawing:
 
 
 def _line(points: Sequence[GainPoint]) -> list[tuple[float, float]] | None:
-    """Both ends of the least-squares line through the means; None below three of them."""
+    """Return both ends of the least-squares line through the means; None for fewer than three."""
     means = sorted(_middle(point) for point in points)
     if len(means) < 3 or means[0][0] == means[-1][0]:
         return None

@@ -1,4 +1,4 @@
-"""The gallery: images beside their hardest negatives, and what their synthetic points are made of.
+"""The gallery: images with their hardest negatives, and the parents of their synthetic points.
 
 Images come and go as data URIs: the drawing, the JSON beside it and a page show the same bytes.
 """
@@ -16,11 +16,11 @@ from hardmix.analysis.figures.picture import COLOURS, INK, Drawing, Picture, can
 TILE = 0.8
 """Inches of a picture in the sheet, with the gap to the next."""
 TEXT = 0.42
-"""Height of the two lines under it, in tiles."""
+"""Height of the two lines of text under a picture, in tiles."""
 SPACE = 0.35
-"""Between query, negatives and points, in tiles."""
+"""Gap between query, negatives and points, in tiles."""
 SHOWN = 12
-"""Characters of a class name."""
+"""Most characters of a class name."""
 
 
 class Neighbour(NamedTuple):
@@ -29,26 +29,26 @@ class Neighbour(NamedTuple):
     id: int
     """Its number in the data set."""
     image: str
-    """A data URI; empty where it cannot be read any more."""
+    """A data URI; empty if it can no longer be read."""
     label: str | None
     """Its class, where that is known."""
     similarity: float
-    """Of its key and the query."""
+    """Similarity of its key to the query."""
     false: bool | None
-    """Whether it has the query's class; None where either is unknown."""
+    """Whether it has the query's class; None if either is unknown."""
 
 
 class Parents(NamedTuple):
-    """A synthetic point, and what it is made of."""
+    """A synthetic point and its parents."""
 
     kind: Literal["pair", "query", "key"]
     """Two negatives (Eq. 3), or one and the query (Sec. 4.2) or its key (App. B.2)."""
     similarity: float
-    """Of the point and the query."""
+    """Similarity of the point to the query."""
     share: float
-    """Of the second parent."""
+    """Share of the second parent."""
     parents: list[Neighbour]
-    """Two for a pair; else the one negative."""
+    """Two negatives for a pair, otherwise one."""
 
 
 class Query(NamedTuple):
@@ -69,7 +69,7 @@ class Query(NamedTuple):
 
 
 def gallery(queries: Sequence[Query], note: str = "") -> Picture:
-    """A row for each query: its image, its hardest negatives, the parents of its points."""
+    """Draw a row for each query: its image, hardest negatives, and parents of its points."""
     title = "Sample images and their hardest negatives"
     negatives = max(len(query.hardest) for query in queries)
     points = max(len(query.synthetic) for query in queries)
@@ -88,9 +88,9 @@ def gallery(queries: Sequence[Query], note: str = "") -> Picture:
             _draw_row(axes, query, row * (1 + TEXT), negatives)
         axes.set(xlim=(0, width), ylim=(height - 0.3, -0.3), aspect="equal")
     caption = (
-        "Each image with its similarity to the query; false negatives, images of the query's own"
-        " class, are marked. Of a synthetic point the similarity is its own, and the share that of"
-        f" its second parent.{note}"
+        "Each image with its similarity to the query; false negatives, which have the query's"
+        " class, are marked. For a synthetic point, the similarity is that of the point, and the"
+        f" share that of its second parent.{note}"
     )
     numbers = {"queries": [_plain(query) for query in queries]}
     return Picture("gallery", title, caption, numbers, figure, formats=("png",))

@@ -16,7 +16,7 @@ from hardmix.analysis.figures.picture import (
 )
 
 LOOKS = len(COLOURS) * len(MARKERS)
-"""Classes that look different: these two numbers have no common divisor."""
+"""Number of classes that look different: these two numbers have no common divisor."""
 MOST_NAMED = 21
 """Classes with an entry in the map's legend."""
 
@@ -40,11 +40,11 @@ class MapPoints(NamedTuple):
     y: list[float]
     """The same, upwards."""
     label: list[int]
-    """Class, -1 where unknown."""
+    """Class of each image, -1 if unknown."""
     classes: list[str]
     """Names of the classes."""
     thumbnails: list[dict[str, Any]]
-    """`point` (its number), `image` (a data URI) and `name`, of some of them."""
+    """`point` (its index), `image` (a data URI) and `name` of some of the images."""
 
 
 _LOOK: dict[str, dict[str, Any]] = {
@@ -76,15 +76,15 @@ def fig1(groups: Sequence[ToyPoints], settings: dict[str, Any]) -> Picture:
         legend_below(figure, handles, columns=3)
     numbers = {"settings": settings, "groups": [group._asdict() for group in groups]}
     caption = (
-        "Random embeddings on the unit sphere. Points that mix two of the hardest negatives lie"
-        " among them; points mixed with the query lie between them and the query. t-SNE keeps"
+        "Random embeddings on the unit sphere. Points that mix two of the hardest negatives are"
+        " among them; points mixed with the query are between them and the query. t-SNE keeps"
         " neighbours together; its distances have no unit."
     )
     return Picture("fig1", title, caption, numbers, figure)
 
 
 def embedding_map(points: MapPoints, of: str) -> Picture:
-    """The run's features in the plane; a page shows the thumbnails on hover."""
+    """Draw the run's features in the plane; a page shows the thumbnails on hover."""
     title = "Map of the features"
     known = sorted({label for label in points.label if label >= 0})
     with canvas(title, 4.8) as figure:
@@ -110,19 +110,19 @@ def embedding_map(points: MapPoints, of: str) -> Picture:
             legend_below(figure, handles, columns=4, enlarge=2)
     caption = (
         f"t-SNE of the trunk's features (no head, unit length) of {len(points.x)} {of}: neighbours"
-        " are images that look alike to the encoder, distances between clusters have no unit."
+        " are images that the encoder considers similar, distances between clusters have no unit."
     )
     if known:
         caption += " A colour and marker is a class, which the encoder was not told."
     if len(known) > LOOKS:
-        caption += f" Beyond {LOOKS} classes they are used again."
+        caption += f" Beyond {LOOKS} classes, they repeat."
     return Picture("embedding-map", title, caption, points._asdict(), figure)
 
 
 def feature_spectrum(
     singular_values: Sequence[float], effective_rank: float, warning: str | None
 ) -> Picture:
-    """How many directions the features use: their singular values, and the effective rank."""
+    """Draw the singular values and effective rank: how many directions the features use."""
     title = "Spectrum of the features"
     largest = max(singular_values, default=0.0)
     shares = [float(f"{value / (largest or 1.0):.5g}") for value in singular_values]
@@ -152,7 +152,7 @@ def feature_spectrum(
     }
     caption = (
         "Singular values of the features (unit length, then centred). The effective rank is"
-        " exp(entropy of the singular values over their sum), Roy and Vetterli's: as many equally"
-        " strong directions would have the same entropy. A curve that falls at once means collapse."
+        " exp(entropy of the singular values over their sum) (Roy and Vetterli): that many equally"
+        " strong directions would have the same entropy. A curve that drops at once means collapse."
     )
     return Picture("feature-spectrum", title, f"{caption} {warning or ''}".strip(), numbers, figure)

@@ -1,4 +1,4 @@
-"""What a figure is: a drawing, how to read it, and the numbers that are drawn.
+"""A figure: a drawing, how to read it, and the numbers that are drawn.
 
 matplotlib is an extra and is imported late, by its objects alone (no pyplot, no figure kept
 anywhere). What is drawn in `INK` is `currentColor` in an SVG: text and axes follow a page's light
@@ -29,16 +29,16 @@ FORMATS: tuple[Format, ...] = ("svg", "png")
 INK = "#010203"
 """Text and axes: near black in a PNG, `currentColor` in an SVG."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Okabe and Ito's, which colour-blind people tell apart, without those that vanish on white or
-black."""
+"""Okabe and Ito's colours, which colour-blind people can distinguish, without those that vanish on
+white or black."""
 LINES: tuple[LineStyle, ...] = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 SEQUENCE = "viridis"
-"""For what has an order, such as epochs."""
+"""Colours for ordered things, such as epochs."""
 LONGEST = 44
-"""Characters of a label that are shown."""
+"""Most characters of a label."""
 WIDTH = 6.4
-"""Inches."""
+"""Width of a figure in inches."""
 
 Drawing = Any
 """matplotlib's Figure or Axes."""
@@ -72,40 +72,40 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A figure with what a page or a reader needs beside it."""
+    """A figure with its title, caption and numbers."""
 
     name: str
-    """Of its files."""
+    """Name of its files, without suffix."""
     title: str
-    """Drawn above the PNG."""
+    """Title, drawn above the PNG."""
     caption: str
     """How to read it, in one or two sentences."""
     numbers: dict[str, Any]
-    """Exactly what is drawn, as JSON can hold it."""
+    """The numbers that are drawn, as JSON."""
     figure: Drawing = field(default=None, repr=False)
-    """matplotlib's; None where the picture was read from its files."""
+    """matplotlib's figure; None if the picture was read from its files."""
     formats: tuple[Format, ...] = FORMATS
-    """Files that `save` writes beside the JSON."""
+    """Formats that `save` writes in addition to JSON."""
     mark: str = ""
-    """What it was made of: a picture with another mark is out of date."""
+    """A hash of what it was made from: a picture with another mark is out of date."""
 
 
 Found = tuple[list[Picture], list[str]]
-"""Pictures, and sentences that say what is missing."""
+"""Pictures, and sentences about what is missing."""
 
 
 def check_installed() -> None:
-    """Say which extra is missing, before any work."""
+    """Raise InputError if an optional dependency is missing, before any work."""
     missing = [name for name in ("matplotlib", "sklearn") if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(
-            f"figures need {' and '.join(missing)}, which this Python does not have:"
+            f"figures need {' and '.join(missing)}, which is not installed:"
             " pip install 'hardmix[analysis]'."
         )
 
 
 def save(picture: Picture, folder: Path) -> list[Path]:
-    """Write NAME.svg, NAME.png and NAME.json into the folder, each whole or not at all."""
+    """Write NAME.svg, NAME.png and NAME.json to the folder, each atomically."""
     draw = {"svg": lambda: svg(picture).encode(), "png": lambda: png(picture)}
     facts = {"title": picture.title, "caption": picture.caption, "numbers": picture.numbers}
     if picture.mark:
@@ -122,7 +122,7 @@ def save(picture: Picture, folder: Path) -> list[Path]:
 
 
 def load(folder: Path, name: str, mark: str) -> Picture | None:
-    """A picture that is there already, whole and made of the same things; else None."""
+    """Load a picture that exists, is intact and has the same mark; otherwise None."""
     try:
         facts = read_json(folder / f"{name}.json")
         formats = tuple(kind for kind in FORMATS if (folder / f"{name}.{kind}").exists())
@@ -130,16 +130,16 @@ def load(folder: Path, name: str, mark: str) -> Picture | None:
             texts = facts["title"], facts["caption"], facts["numbers"]
             return Picture(name, *texts, formats=formats, mark=mark)
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # not there, or damaged: it is made again
+        pass  # missing or damaged: it is made again
     return None
 
 
 def svg(picture: Picture) -> str:
-    """An SVG element for a page, without a title drawn in it: text and axes in `currentColor`."""
+    """Return an SVG element for a page, without title, with text and axes in `currentColor`."""
     _title(picture, shown=False)
     with _style(picture.name):
         out = io.StringIO()
-        # None leaves each out: a date would make the bytes differ.
+        # None omits each: a date would make the bytes differ.
         nothing = dict.fromkeys(["Date", "Creator", "Format", "Type"])
         picture.figure.savefig(out, format="svg", transparent=True, metadata=nothing)
     text = out.getvalue()
@@ -154,7 +154,7 @@ def svg(picture: Picture) -> str:
 
 
 def png(picture: Picture) -> bytes:
-    """A PNG on white, with the title above it."""
+    """Return a PNG on white, with the title above it."""
     _title(picture, shown=True)
     with _style(picture.name):
         out = io.BytesIO()
@@ -166,7 +166,7 @@ def png(picture: Picture) -> bytes:
 
 @contextmanager
 def canvas(title: str, height: float, width: float = WIDTH) -> Iterator[Drawing]:
-    """A new figure, in our style while it is drawn on."""
+    """Yield a new figure, in hardmix's style while it is drawn on."""
     check_installed()
     from matplotlib.figure import Figure
 
@@ -179,7 +179,7 @@ def canvas(title: str, height: float, width: float = WIDTH) -> Iterator[Drawing]
 def legend_below(
     figure: Drawing, handles: Sequence[Drawing], columns: int = 2, enlarge: float = 1.0
 ) -> None:
-    """A legend under the axes, where it hides nothing; the figure grows by its height.
+    """Add a legend below the axes; the figure grows by its height.
 
     `enlarge` makes its markers larger than those that are drawn.
     """
@@ -196,7 +196,7 @@ def legend_below(
 
 
 def log_scale(axes: Drawing, name: Literal["x", "y"]) -> None:
-    """A logarithmic axis with plain numbers, after everything is drawn on it."""
+    """Make an axis logarithmic with plain numbers, after everything is drawn on it."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set(**{f"{name}scale": "log"})
@@ -208,24 +208,24 @@ def log_scale(axes: Drawing, name: Literal["x", "y"]) -> None:
 
 
 def shown(text: str) -> str:
-    """A user's text for a figure: one line, not too long, nothing that XML cannot hold."""
+    """Return a user's text for a figure: one line, shortened, and valid in XML."""
     clean = "".join(letter if letter.isprintable() else "?" for letter in text)
     clean = clean if len(clean) <= LONGEST else clean[: LONGEST - 3] + "..."
     return f" {clean}" if clean.startswith("_") else clean  # matplotlib hides labels with _
 
 
 def colour(hue: int) -> str:
-    """The colour of run number `hue`."""
+    """Return the colour of the run with index `hue`."""
     return COLOURS[hue % len(COLOURS)]
 
 
 def line_style(hue: int) -> LineStyle:
-    """Its line style: a second sign beside the colour, and another one when colours repeat."""
+    """Return a run's line style, which changes when colours repeat."""
     return LINES[(hue + hue // len(COLOURS)) % len(LINES)]
 
 
 def ordered_colours(number: int) -> list[str]:
-    """So many colours of `SEQUENCE`, without its palest end."""
+    """Return this many colours of `SEQUENCE`, without its palest end."""
     import matplotlib
     from matplotlib.colors import to_hex
 

@@ -1,1 +1,1 @@
-"""Fine-tuning as a detector, as MoCo's configuration of detectron2 does it."""
+"""Fine-tuning as a detector, following MoCo's detectron2 configuration."""

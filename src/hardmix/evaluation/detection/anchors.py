@@ -21,7 +21,7 @@ PER_CELL = len(SIZES) * len(RATIOS)
 
 
 def cell_anchors() -> Float[Tensor, "15 4"]:
-    """The anchors around the point (0, 0). detectron2 does not round them."""
+    """Return the anchors around the point (0, 0), not rounded, as in detectron2."""
     anchors = []
     for size in SIZES:
         for ratio in RATIOS:
@@ -32,7 +32,7 @@ def cell_anchors() -> Float[Tensor, "15 4"]:
 
 
 def anchors_of(features: Float[Tensor, "images channels rows columns"]) -> Float[Tensor, "n 4"]:
-    """All anchors of a map, the same for each of its images: the first cell's are around (0, 0)."""
+    """Return all anchors of a map, the same for every image; the first cell is at (0, 0)."""
     rows, columns = features.shape[-2:]
     y = torch.arange(rows, device=features.device).float() * STRIDE
     x = torch.arange(columns, device=features.device).float() * STRIDE

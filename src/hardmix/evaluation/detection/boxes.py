@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision.ops import box_iou
 
 LARGEST_GROWTH = math.log(1000 / 16)
-"""A width or height is predicted at most 62.5 times as large: exp() shall not overflow."""
+"""A width or height is predicted at most 62.5 times as large, so that exp() cannot overflow."""
 
 
 class Size(NamedTuple):
@@ -23,7 +23,7 @@ class Size(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """What deltas are multiplied by, so that losses weigh centre and extent alike."""
+    """Factors on the deltas, so that losses weigh centre and extent equally."""
 
     centre: float
     extent: float
@@ -39,7 +39,7 @@ def _centres_and_extents(
 def encode(
     boxes: Float[Tensor, "n 4"], targets: Float[Tensor, "n 4"], scale: Scale
 ) -> Float[Tensor, "n 4"]:
-    """The deltas (x, y, width, height) that turn each box into its target."""
+    """Return the deltas (x, y, width, height) that turn each box into its target."""
     centres, extents = _centres_and_extents(boxes)
     target_centres, target_extents = _centres_and_extents(targets)
     shift = scale.centre * (target_centres - centres) / extents
@@ -50,7 +50,7 @@ def encode(
 def decode(
     boxes: Float[Tensor, "*#n 4"], deltas: Float[Tensor, "*#n 4"], scale: Scale
 ) -> Float[Tensor, "*#n 4"]:
-    """The boxes that deltas stand for; any sides before the last broadcast."""
+    """Return the boxes that deltas stand for; axes before the last broadcast."""
     centres, extents = _centres_and_extents(boxes)
     centres = deltas[..., :2] / scale.centre * extents + centres
     extents = (deltas[..., 2:] / scale.extent).clamp(max=LARGEST_GROWTH).exp() * extents
@@ -58,19 +58,19 @@ def decode(
 
 
 def clip(boxes: Float[Tensor, "*n 4"], size: Size) -> Float[Tensor, "*n 4"]:
-    """Boxes cut off at the image's border: x from 0 to the width, not to the width - 1."""
+    """Clip boxes to the image: x from 0 to the width, not to the width - 1."""
     x = boxes[..., 0::2].clamp(min=0, max=size.width)
     y = boxes[..., 1::2].clamp(min=0, max=size.height)
     return torch.stack([x[..., 0], y[..., 0], x[..., 1], y[..., 1]], dim=-1)
 
 
 def not_empty(boxes: Float[Tensor, "n 4"]) -> Bool[Tensor, " n"]:
-    """Which boxes have any area: detectron2 drops those of width or height 0, and no small one."""
+    """Return which boxes have any area: detectron2 drops only those of width or height 0."""
     return (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
 
 
 def overlaps(
     targets: Float[Tensor, "targets 4"], boxes: Float[Tensor, "n 4"]
 ) -> Float[Tensor, "targets n"]:
-    """Intersection over union; 0 for two boxes without area, where the quotient is 0 / 0."""
+    """Return the intersection over union; 0 for two boxes without area instead of 0 / 0."""
     return torch.nan_to_num(box_iou(targets, boxes), nan=0.0)

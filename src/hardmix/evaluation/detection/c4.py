@@ -30,8 +30,8 @@ Image = Float[Tensor, "3 _ _"] | UInt8[Tensor, "3 _ _"]
 class C4Detector(nn.Module):
     """A ResNet's conv1 to layer3, RPN, and RoI heads around its layer4.
 
-    `trunk` is a ResNet of torchvision of any depth and width; its layers are used, not copied.
-    `shuffle` orders the boxes that losses are drawn from: `torch.randperm`, or one of a generator.
+    `trunk` is a torchvision ResNet of any depth and width; its layers are used, not copied.
+    `shuffle` orders the boxes that losses are sampled from, such as `torch.randperm`.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class C4Detector(nn.Module):
     ) -> None:
         super().__init__()
         if classes < 1:
-            raise InputError(f"classes={classes} is below 1: count the classes of the data set.")
+            raise InputError(f"classes={classes} must be at least 1.")
         self.trunk = Stride16(trunk)
         layer4 = trunk.get_submodule("layer4")
         convolutions = [layer for layer in layer4.modules() if isinstance(layer, nn.Conv2d)]
@@ -60,7 +60,7 @@ class C4Detector(nn.Module):
         self.register_buffer("std", torch.tensor(STD)[:, None, None], persistent=False)
 
     def forward(self, images: list[Image], targets: list[Target]) -> dict[str, Float[Tensor, ""]]:
-        """The training losses under detectron2's names; their sum is what is minimised."""
+        """Return the training losses under detectron2's names; their sum is minimised."""
         self._check(images, targets)
         features = self.trunk(self.batch(images))
         anchors = anchors_of(features)
@@ -73,7 +73,7 @@ class C4Detector(nn.Module):
 
     @torch.no_grad()
     def detect(self, images: list[Image]) -> list[Found]:
-        """What is in each image, in its pixels. Call `eval()` before."""
+        """Return the detections in each image, in its pixels. Call `eval()` first."""
         features = self.trunk(self.batch(images))
         proposals = self.propose(features, _sizes(images))
         return self.roi_heads.detect(features, proposals, _sizes(images))
@@ -81,12 +81,12 @@ class C4Detector(nn.Module):
     def propose(
         self, features: Float[Tensor, "images channels rows columns"], sizes: list[Size]
     ) -> list[Float[Tensor, "_ 4"]]:
-        """The proposals that `detect` looks at, by layer3's map and the images' sizes."""
+        """Return the proposals that `detect` uses, from layer3's map and the images' sizes."""
         test = self.rpn.settings.test
         return self.rpn.proposals(self.rpn(features), anchors_of(features), sizes, test)
 
     def batch(self, images: list[Image]) -> Float[Tensor, "images 3 y x"]:
-        """Normalised images, padded with 0 below and on the right to the largest among them.
+        """Return normalised images, padded with 0 below and on the right to the largest one.
 
         Not to a multiple of anything: detectron2 does that for pyramids, not for C4.
         """
@@ -101,8 +101,8 @@ class C4Detector(nn.Module):
     def _check(self, images: list[Image], targets: list[Target]) -> None:
         if len(images) != len(targets):
             raise InputError(
-                f"{len(images)} images have {len(targets)} targets: give one for each image,"
-                " empty where there is no object."
+                f"{len(images)} images, but {len(targets)} targets: pass one for each image,"
+                " empty if it has no object."
             )
         classes = self.roi_heads.background
         for number, target in enumerate(targets):
@@ -115,12 +115,12 @@ class C4Detector(nn.Module):
             if self.roi_heads.mask is not None and target.masks is None:
                 raise InputError(
                     f"image {number} has no masks, which the detector's mask branch needs:"
-                    " give them, or build the detector with masks=False."
+                    " pass them, or build the detector with masks=False."
                 )
 
 
 class Stride16(nn.Module):
-    """A ResNet of torchvision up to layer3, one cell for 16 pixels."""
+    """A torchvision ResNet up to layer3, with one cell per 16 pixels."""
 
     def __init__(self, trunk: nn.Module) -> None:
         super().__init__()
@@ -129,13 +129,13 @@ class Stride16(nn.Module):
         missing = [name for name in needed if name not in parts]
         if missing:
             raise InputError(
-                f"the backbone has no {', '.join(missing)}: a C4 detector needs a ResNet of"
-                " torchvision, as resnet50."
+                f"the backbone has no {', '.join(missing)}: a C4 detector needs a torchvision"
+                " ResNet such as resnet50."
             )
         if not isinstance(parts["maxpool"], nn.MaxPool2d):
             raise InputError(
-                "the backbone has no max-pool (a '-cifar' one): its layer3 has not the stride of"
-                " 16 that a C4 detector needs. Use one of torchvision, as resnet50."
+                "the backbone has no max-pool (a '-cifar' one), so its layer3 lacks the stride of"
+                " 16 that a C4 detector needs. Use a torchvision ResNet such as resnet50."
             )
         for name in needed[:-1]:
             self.add_module(name, parts[name])

@@ -1,4 +1,4 @@
-"""Data in the layout of COCO: annotations/instances_*.json beside folders of images.
+"""Data in the layout of COCO: annotations/instances_*.json next to folders of images.
 
 Category ids, which have gaps in COCO, become class numbers 0, 1, ... in the order of the ids.
 """
@@ -34,31 +34,31 @@ class _CocoObject(NamedTuple):
 
 
 class _InvalidObjectError(ValueError):
-    """An object to be left out; the message says why."""
+    """An object to skip; the message gives the reason."""
 
 
 def open_coco(root: Path, year: int = 2017) -> DetectionSplits:
-    """Training images (of which those without objects are left out) and validation images."""
-    coco_tools("cocoeval")  # else its absence would show after the training
+    """Open the training images, without those that have no objects, and validation images."""
+    coco_tools("cocoeval")  # fail now if it is missing, not after training
     train, test = (
         read_coco(annotation_file(root, split, year), root / f"{split}{year}")
         for split in ("train", "val")
     )
     if train.classes != test.classes:
         raise InputError(
-            f"data.root={printable(root)}: the categories of the train and the val annotations"
-            " differ: use files of one data set."
+            f"data.root={printable(root)}: the train and val annotations have different categories:"
+            " use files of the same data set."
         )
     return DetectionSplits(for_training(train), test)
 
 
 def annotation_file(root: Path, split: str, year: int = 2017) -> Path:
-    """Where COCO keeps the objects of a split."""
+    """Return the path of a split's annotations in COCO's layout."""
     return root / "annotations" / f"instances_{split}{year}.json"
 
 
 def read_coco(annotations: Path, images: Path) -> DetectionSet:
-    """The images that an annotation file names, in a folder, by increasing id."""
+    """Read the images listed in an annotation file, sorted by id."""
     content = read_json(annotations)
     try:
         return _read(content, annotations, images)
@@ -70,7 +70,7 @@ def read_coco(annotations: Path, images: Path) -> DetectionSet:
 
 
 def read_json(file: Path) -> Json:
-    """An annotation file as it is, with unique ids."""
+    """Read an annotation file and check that its ids are unique."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -91,14 +91,14 @@ def read_json(file: Path) -> Json:
         ids = [entry.get("id") for entry in content[part]]
         if len(set(ids)) < len(ids) or None in ids:
             raise InputError(
-                f"data.root: {printable(file)}: not every one of {part} has an id of its own:"
+                f"data.root: {printable(file)}: the ids of {part} are missing or not unique:"
                 " number them."
             )
     return content
 
 
 def category_ids(content: Json) -> list[int]:
-    """The category id of class 0, 1, ..."""
+    """Return the category ids of classes 0, 1, ..."""
     return sorted(int(category["id"]) for category in content["categories"])
 
 
@@ -123,14 +123,14 @@ def _read(content: Json, file: Path, folder: Path) -> DetectionSet:
 
 def _check_images(records: list[Json], folder: Path) -> None:
     if not records:
-        raise InputError("data.root: the annotations name no image: use another file.")
+        raise InputError("data.root: the annotations list no images: use another file.")
     names = [str(record["file_name"]) for record in records]
     absent = [name for name in names if not os.path.isfile(folder / name)]
     if absent:
         shown = ", ".join(map(printable, absent[:3]))
         raise InputError(
-            f"data.root: {len(absent)} of {len(names)} images that the annotations name are not in"
-            f" {printable(folder)} ({shown}): unpack all of them, or name the right folder."
+            f"data.root: {len(absent)} of {len(names)} images in the annotations are not in"
+            f" {printable(folder)} ({shown}): unpack all of them, or use the right folder."
         )
 
 
@@ -166,7 +166,7 @@ def _mask(segmentation: Any, height: int, width: int) -> Mask:
         return Rle(height, width, counts.encode("ascii"))
     polygons = [flat for flat in segmentation or [] if len(flat) >= 6 and len(flat) % 2 == 0]
     if not polygons:
-        raise _InvalidObjectError("no mask: neither run lengths nor a polygon of three points")
+        raise _InvalidObjectError("no mask: neither run lengths nor a polygon of 3 or more points")
     return tuple(np.array(flat, dtype=np.float64).reshape(-1, 2) for flat in polygons)
 
 

@@ -19,7 +19,7 @@ Kind = Literal["box", "mask"]
 
 @dataclass(frozen=True)
 class CocoAP:
-    """COCO's AP, as shares of 1; NaN where there is no such object. Not comparable with VOC's."""
+    """COCO's AP, from 0 to 1; NaN if there is no such object. Not comparable with VOC's."""
 
     kind: Kind
     ap: float
@@ -34,14 +34,14 @@ class CocoAP:
 
 
 def coco_ap(annotations: Path, detections: Mapping[int, FoundObjects], kind: Kind) -> CocoAP:
-    """AP of the detections by image id; an image without an entry has none."""
+    """Return the AP of detections by image id; an image without an entry has none."""
     content = read_json(annotations)
     known = {image["id"] for image in content["images"]}
     foreign = [image for image in detections if image not in known]
     if foreign:
         raise InputError(
             f"{len(foreign)} images with detections (first: id {foreign[0]}) are not in"
-            f" {printable(annotations)}: name the annotations of the images that were tested."
+            f" {printable(annotations)}: use the annotations of the images that were tested."
         )
     results = _results(detections, category_ids(content), kind)
     numbers = _evaluate(content, results, "bbox" if kind == "box" else "segm")
@@ -58,7 +58,7 @@ def _results(
     entries: list[Json] = []
     for image, found in detections.items():
         if kind == "mask" and found.masks is None:
-            raise InputError(f"the detections in image {image} have no masks: ask for kind='box'.")
+            raise InputError(f"the detections in image {image} have no masks: use kind='box'.")
         corners = found.boxes.astype(np.float64)
         boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1).tolist()
         for number, (score, label) in enumerate(

@@ -3,7 +3,7 @@
     RUN/detection/voc-24k/trial-0/    checkpoints, metrics.jsonl, result.json, pictures/*.png
     RUN/results/detection-voc-24k.json    mean and standard deviation over the trials
 
-The same command again goes on where it stopped: finished trials are read, not repeated.
+Running the same command again resumes: finished trials are read, not repeated.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ PICTURES = 6
 """Test images that are drawn for each trial."""
 
 NAMED = 5
-"""Invalid objects that are named; the others are counted."""
+"""Invalid objects that are reported one by one; the others are only counted."""
 
 
 def evaluate(
@@ -66,7 +66,7 @@ def evaluate(
     name = f"detection-{config.task}-{config.schedule}" + (
         "" if config.start == "run" else f"-{config.start}"
     )
-    starting_trunk(path, config, weights, seed=0)  # refuses what cannot become a detector
+    starting_trunk(path, config, weights, seed=0)  # raises if it cannot become a detector
     splits = open_splits(config, root)
     check_readable(splits.test.images, config.workers)
     folder = out or run.path / "detection" / name.removeprefix("detection-")
@@ -91,23 +91,23 @@ def evaluate(
         file = run.write_result(name, result)
         show(result, config)
         say(f"Wrote {file}")
-        say(f"Pictures of true and found objects: {folder / 'trial-0' / 'pictures'}")
+        say(f"Pictures of true and detected objects: {folder / 'trial-0' / 'pictures'}")
     return result
 
 
 def starting_trunk(
     path: Path, config: DetectionConfig, weights: Path | None, seed: int
 ) -> nn.Module:
-    """The network fine-tuning begins with: the run's, or the same one as a baseline."""
+    """Return the network to fine-tune: the run's, or the same architecture as a baseline."""
     if (weights is None) == (config.start == "supervised"):
         raise InputError(
-            f"--from {config.start} with --weights {weights}: --from supervised needs a file of"
-            " torchvision's weights (--weights FILE), and nothing else does."
+            f"start={config.start!r} with weights={weights}: start='supervised' needs a file of"
+            " torchvision's weights, and no other start takes one (--from, --weights)."
         )
     encoder = load_encoder(path)
     if encoder.channels != 3:
         raise InputError(
-            f"{path} was trained on images of {encoder.channels} channels: a detector sees 3."
+            f"{path} was trained on images of {encoder.channels} channels: a detector needs 3."
         )
     trunk = encoder.trunk
     if config.start != "run":
@@ -121,33 +121,33 @@ def starting_trunk(
 
 
 def load_supervised(trunk: nn.Module, file: Path, backbone: str) -> None:
-    """A classifier's weights of the same network, without the classifier."""
+    """Load the weights of a classifier of the same architecture, without its last layer."""
     tensors = {k: v for k, v in read_weights(file).tensors.items() if not k.startswith("fc.")}
     wanted = trunk.state_dict()
     other = wanted.keys() ^ tensors.keys()
     other |= {name for name in wanted.keys() & tensors if wanted[name].shape != tensors[name].shape}
     if other:
         raise InputError(
-            f"--weights {file} does not fit {backbone}: {len(other)} tensors differ, as"
-            f" {min(other)}; use torchvision's file of that network."
+            f"weights={file} does not fit {backbone}: {len(other)} tensors differ, such as"
+            f" {min(other)}; use torchvision's file for that network."
         )
     trunk.load_state_dict(tensors)
 
 
 def open_splits(config: DetectionConfig, root: Path) -> DetectionSplits:
-    """The data; what is invalid in it is named and left out."""
+    """Open the data; invalid objects are reported and skipped."""
     splits = open_voc(root) if config.task == "voc" else open_coco(root)
     for split, data in zip(("training", "test"), splits, strict=True):
         say(f"{split}: {len(data.images)} images, {len(data.classes)} classes")
         for fault in data.dropped[:NAMED]:
-            warn(f"left out: {fault}")
+            warn(f"skipped: {fault}")
         if len(data.dropped) > NAMED:
-            warn(f"left out: {len(data.dropped) - NAMED} more invalid objects of the {split} data")
+            warn(f"skipped: {len(data.dropped) - NAMED} more invalid objects of the {split} data")
     return splits
 
 
 def claim(folder: Path, config: DetectionConfig, root: Path, weights: Path | None) -> None:
-    """Remember the settings in the folder, and refuse to go on in it with others."""
+    """Record the settings in the folder; raise InputError if it was started with others."""
     free = ("trials", "workers", "device", "log_every")
     values = {k: v for k, v in dataclasses.asdict(config).items() if k not in free}
     given = {"settings": values, "data": str(root), "weights": weights and str(weights)}
@@ -157,25 +157,25 @@ def claim(folder: Path, config: DetectionConfig, root: Path, weights: Path | Non
         try:
             found = read_json(file)
         except (OSError, ValueError) as error:
-            raise InputError(f"{file} is not JSON: {error}; choose another --out.") from error
+            raise InputError(f"{file} is not JSON: {error}; choose another folder.") from error
         if found != wanted:
             before = found.get("settings", {}) if isinstance(found, dict) else {}
             after = wanted["settings"]
             changed = [k for k in after if before.get(k) != after[k]] or ["data or weights"]
             raise InputError(
-                f"{folder} was begun with other settings ({', '.join(changed)}): choose another"
-                " --out, or the same settings to go on."
+                f"{folder} was started with other settings ({', '.join(changed)}): use the same"
+                " settings to resume, or another folder."
             )
     if is_main():
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(file, json.dumps(wanted, indent=2).encode())
         except OSError as error:
-            raise InputError(f"--out {folder} cannot be written: {error.strerror}.") from error
+            raise InputError(f"out={folder} cannot be written: {error.strerror}.") from error
 
 
 def _finished(file: Path) -> dict[str, Any] | None:
-    """The result of a trial that is done, read by rank 0 for all; None where it is not."""
+    """Return the result of a finished trial, read by rank 0 for all; None if unfinished."""
     text = ""
     if is_main() and file.exists():
         try:
@@ -183,7 +183,7 @@ def _finished(file: Path) -> dict[str, Any] | None:
             text = file.read_text()
         except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
             raise InputError(
-                f"{file} is not whole ({error}): delete it, and the trial is tested again."
+                f"{file} is incomplete ({error}): delete it to test the trial again."
             ) from error
     text = broadcast_text(text)
     return json.loads(text) if text else None
@@ -197,7 +197,7 @@ def run_trial(
     splits: DetectionSplits,
     root: Path,
 ) -> dict[str, Any]:
-    """One detector, trained and tested; what is already done is not repeated."""
+    """Train and test one detector, without repeating what is already done."""
     file = folder / "result.json"
     finished = _finished(file)
     if finished is not None:
@@ -233,7 +233,7 @@ def run_trial(
 def train(
     training: DetectorTraining, batches: Batches, splits: DetectionSplits, root: Path
 ) -> list[dict[str, Any]]:
-    """All steps, with a checkpoint now and then and, if asked for, a test; the tests' results."""
+    """Train to the end with regular checkpoints and tests; returns the tests' results."""
     config, folder = training.config, training.folder
     title = f"{config.task} {folder.path.name}"
     with progress(title, config.iterations, training.step) as meter:
@@ -253,7 +253,7 @@ def train(
 def test(
     training: DetectorTraining, splits: DetectionSplits, root: Path
 ) -> tuple[Scores, list[FoundObjects]]:
-    """AP on the test images, and what was found in them."""
+    """Return the AP on the test images, and the detections."""
     config = training.config
     found = find_objects(
         training.detector, splits.test.images, config.test_side, config.workers, training.compute
@@ -262,7 +262,7 @@ def test(
 
 
 def draw(folder: Path, splits: DetectionSplits, found: list[FoundObjects]) -> None:
-    """A few test images, evenly over the set, with true and found objects."""
+    """Draw a few evenly spaced test images with true and detected objects."""
     folder.mkdir(exist_ok=True)
     images = splits.test.images
     for number in range(min(PICTURES, len(images))):
@@ -273,7 +273,7 @@ def draw(folder: Path, splits: DetectionSplits, found: list[FoundObjects]) -> No
 
 
 def summary(trials: list[Scores]) -> dict[str, dict[str, Any]]:
-    """Mean and standard deviation over the trials of every number (n - 1; None for one trial)."""
+    """Return each number's mean and sample deviation over trials (None for a single trial)."""
     means: dict[str, dict[str, Any]] = {}
     for metric, names in trials[0].items():
         means[metric] = {}
@@ -288,7 +288,7 @@ def summary(trials: list[Scores]) -> dict[str, dict[str, Any]]:
 
 
 def show(result: dict[str, Any], config: DetectionConfig) -> None:
-    """The table: one line for each metric, never one under another's name."""
+    """Print a table with one line per metric."""
     rows = []
     for metric, numbers in result["metrics"].items():
         row = [metric]

@@ -1,4 +1,4 @@
-"""What a detector finds: choosing it, and moving it to the original image (detectron2's rules)."""
+"""Detections: selecting them, and mapping them to the original image (detectron2's rules)."""
 
 from typing import NamedTuple
 
@@ -15,10 +15,10 @@ class DetectionSettings(NamedTuple):
     """Which detections of an image are kept; the defaults are detectron2's."""
 
     score: float = 0.05
-    """Above this, not at it."""
+    """Detections must score above this."""
     nms: float = 0.5
     limit: int = 100
-    """At most so many, of all classes together."""
+    """Most detections per image, over all classes."""
 
 
 class Found(NamedTuple):
@@ -37,7 +37,7 @@ def choose(
     size: Size,
     settings: DetectionSettings,
 ) -> Found:
-    """Every pair of box and class above the score, after NMS in each class.
+    """Return every pair of box and class above the score, after NMS within each class.
 
     A RoI can be detected as several classes. Boxes are clipped, but none is dropped for being
     small or empty: `resized` drops the empty ones later, after they took one of the places.
@@ -51,7 +51,7 @@ def choose(
 
 
 def resized(found: Found, seen: Size, original: Size) -> Found:
-    """Detections in pixels of the original image, without those that have no area there."""
+    """Return detections in pixels of the original image, without those of no area there."""
     scale = found.boxes.new_tensor([original.width / seen.width, original.height / seen.height])
     boxes = clip(found.boxes * scale.repeat(2), original)
     kept = not_empty(boxes)
@@ -60,7 +60,7 @@ def resized(found: Found, seen: Size, original: Size) -> Found:
 
 
 def paste(found: Found, size: Size, threshold: float = 0.5) -> Bool[Tensor, "n y x"]:
-    """Masks of the whole image, of `size`, from the probabilities over each box.
+    """Return masks of the whole image, of `size`, from the probabilities over each box.
 
     Bilinear between the probabilities' centres, 0 outside of the box (detectron2's pasting).
     """

@@ -45,7 +45,7 @@ from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.detection_options import DetectionConfig
 
 WARM_UP_FROM = 1e-3
-"""Share of the learning rate that the first step has."""
+"""Factor on the learning rate at the first step."""
 
 MOMENTUM = 0.9
 
@@ -55,13 +55,13 @@ Visits = list[tuple[int, int]]
 
 @dataclass
 class DetectorTraining:
-    """Everything a trial is made of, between two steps."""
+    """The state of a trial between two steps."""
 
     config: DetectionConfig
     seed: int
     data: DetectionSet
     folder: Run
-    """The trial's own: checkpoints and metrics."""
+    """The trial's folder: checkpoints and metrics."""
     detector: C4Detector
     optimizer: torch.optim.SGD
     compute: Compute
@@ -78,7 +78,7 @@ class DetectorTraining:
 def build_detector(
     trunk: nn.Module, classes: int, config: DetectionConfig, device: torch.device = CPU
 ) -> C4Detector:
-    """The detector around a trunk, its batch norms trained and synchronised, for a device."""
+    """Build a detector around a trunk, with trained, synchronised batch norms, on a device."""
     detector = C4Detector(
         trunk,
         classes,
@@ -91,7 +91,7 @@ def build_detector(
 
 
 def build_optimizer(detector: nn.Module, config: DetectionConfig) -> torch.optim.SGD:
-    """SGD without weight decay on batch norm."""
+    """Return SGD without weight decay on batch norm."""
     norms = [parameter for layer in batch_norms(detector) for parameter in layer.parameters()]
     known = set(map(id, norms))
     others = [parameter for parameter in detector.parameters() if id(parameter) not in known]
@@ -103,7 +103,7 @@ def build_optimizer(detector: nn.Module, config: DetectionConfig) -> torch.optim
 
 
 def learning_rate(config: DetectionConfig, step: int) -> float:
-    """Up on a line, then divided by 10 at each milestone."""
+    """Return the learning rate: a linear warm-up, then divided by 10 at each milestone."""
     rate = config.lr * 0.1 ** sum(step >= milestone for milestone in config.milestones)
     if step >= config.warm_up:
         return rate
@@ -112,7 +112,7 @@ def learning_rate(config: DetectionConfig, step: int) -> float:
 
 
 def train_until(training: DetectorTraining, stop: int, batches: "Batches", meter: Meter) -> None:
-    """Steps up to `stop`; the last losses go to metrics.jsonl now and then."""
+    """Train up to step `stop`, logging losses to metrics.jsonl."""
     config, detector, model = training.config, training.detector, training.model.train()
     shown = ""
     for images, targets in batches.read(training.step, stop):
@@ -126,7 +126,7 @@ def train_until(training: DetectorTraining, stop: int, batches: "Batches", meter
         total = torch.stack(list(losses.values())).sum()
         training.optimizer.zero_grad()
         total.backward()
-        check_finite(training)  # of the step before: the device has long made it
+        check_finite(training)  # of the previous step: it is already computed
         training.late = training.step, Late(total)
         if training.compute.device.type == "cpu":
             check_finite(training)
@@ -142,13 +142,13 @@ def train_until(training: DetectorTraining, stop: int, batches: "Batches", meter
 
 
 def seed_sampling(detector: C4Detector, seed: int, step: int) -> None:
-    """Which boxes the losses of a step are computed on, on this process."""
+    """Seed the sampling of the boxes that the losses of a step use on this process."""
     generator = torch.Generator().manual_seed(seed_of("sampling", seed, step, rank()))
     detector.shuffle = partial(torch.randperm, generator=generator)
 
 
 def check_finite(training: DetectorTraining) -> None:
-    """Stop at a loss that is NaN or infinite; the last checkpoint stays good."""
+    """Raise InputError if the loss is NaN or infinite; the last checkpoint stays usable."""
     if training.late is None:
         return
     (step, late), training.late = training.late, None
@@ -156,12 +156,13 @@ def check_finite(training: DetectorTraining) -> None:
     if not math.isfinite(loss):
         raise InputError(
             f"the loss is {loss} at step {step}: detect.lr={training.config.lr:g} is"
-            " most likely too high for this batch; start again with a lower --lr and another --out."
+            " most likely too high for this batch size; start again with a lower learning rate in"
+            " another folder."
         )
 
 
 def precise_statistics(training: DetectorTraining, batches: "Batches") -> None:
-    """Before the final test: batch norm's statistics from many training batches."""
+    """Compute batch-norm statistics from many training batches, before the final test."""
     config = training.config
     if config.precise_bn == 0:
         return
@@ -180,8 +181,8 @@ class Batches:
     ):
         if config.batch_size % world_size():
             raise InputError(
-                f"detect.batch_size={config.batch_size} is not a multiple of the {world_size()}"
-                " processes: choose one that is."
+                f"detect.batch_size={config.batch_size} must be a multiple of the {world_size()}"
+                " processes."
             )
         self._data, self._seed, self._device = data, seed, device
         self._size = config.batch_size // world_size()
@@ -193,7 +194,7 @@ class Batches:
         self.unreadable: set[str] = set()
 
     def read(self, first: int, stop: int) -> Iterator[tuple[list[Image], list[Target]]]:
-        """Images and targets of the steps from `first` to before `stop`."""
+        """Yield images and targets of the steps from `first` to before `stop`."""
         if first < self._next:
             self._next, self._stream = 0, self._batches()
         jobs = list(islice(self._stream, first - self._next, stop - self._next))
@@ -202,12 +203,12 @@ class Batches:
             for fault in faults:
                 if fault not in self.unreadable:
                     self.unreadable.add(fault)
-                    warn(f"{fault}: left out.")
+                    warn(f"{fault}: skipped.")
             images = [send(each.image, self._device) for each in inputs]
             yield images, [_target(each, self._device) for each in inputs]
 
     def close(self) -> None:
-        """End the processes that read."""
+        """Stop the worker processes."""
         self._pool.close()
 
     def _batches(self) -> Iterator[Visits]:
@@ -222,7 +223,7 @@ def read_batch(
     *,
     with_masks: bool,
 ) -> tuple[list[DetectorInput], list[str]]:
-    """The images of a batch, and what is the matter with those that cannot be read.
+    """Return the images of a batch, and the faults of those that cannot be read.
 
     An unreadable one is replaced by the next in line, so that a batch keeps its size.
     """
@@ -246,7 +247,7 @@ def _target(each: DetectorInput, device: torch.device) -> Target:
 
 
 def save(training: DetectorTraining) -> None:
-    """A checkpoint, from which a stopped trial goes on."""
+    """Write a checkpoint, from which a stopped trial resumes."""
     check_finite(training)
     tensors = {f"detector.{k}": v for k, v in training.detector.state_dict().items()}
     moving = optimizer_tensors(training.optimizer)
@@ -256,13 +257,13 @@ def save(training: DetectorTraining) -> None:
 
 
 def restore(training: DetectorTraining) -> None:
-    """Go on from the newest whole checkpoint, where there is one; rank 0 reads it and shares it."""
+    """Resume from the newest intact checkpoint, if any; rank 0 reads it for all."""
     found = training.folder.load_checkpoint() if is_main() else None
     step = json.loads(broadcast_text(json.dumps(found and found.manifest["step"])))
     if step is None:
         return
     for name in found.broken if found else ():
-        warn(f"{name} does not match its checksum: the checkpoint before it is used.")
+        warn(f"{name} does not match its checksum: using the checkpoint before it.")
     detector, momentum = (
         {k.removeprefix(part): v for k, v in found.tensors.items() if k.startswith(part)}
         if found
@@ -276,4 +277,4 @@ def restore(training: DetectorTraining) -> None:
     training.step = step
     if is_main():
         training.folder.forget_after(training.step)
-    say(f"Going on from step {training.step}.")
+    say(f"Resuming from step {training.step}.")

@@ -1,4 +1,4 @@
-"""Pictures of what a detector found, beside what is there."""
+"""Pictures of detected objects next to the true ones."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ SHOWN = 0.5
 LONGEST = 640
 """Pixels of a picture's longest side."""
 
-# Okabe and Ito's colours, which colour-blind people can tell apart too.
+# Okabe and Ito's colours, which colour-blind people can distinguish.
 COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
 
 _HEAD = 20
@@ -24,7 +24,7 @@ _GAP = 8
 def compare(
     sample: DetectionImage, found: FoundObjects, classes: Sequence[str], score: float = SHOWN
 ) -> Image.Image:
-    """The image twice: with its true objects, and with those found at `score` or above."""
+    """Draw the image twice: with its true objects, and with those detected above `score`."""
     kept = found.scores >= score
     masks = found.masks and tuple(
         mask for mask, keep in zip(found.masks, kept, strict=True) if keep
@@ -36,7 +36,7 @@ def compare(
     ]
     truth = _draw(sample, sample.boxes, sample.classes, names, sample.masks)
     answer = _draw(sample, found.boxes[kept], found.classes[kept], guesses, masks)
-    titles = (f"true: {len(names)}", f"found (score {score:g} and above): {len(guesses)}")
+    titles = (f"true: {len(names)}", f"detected (score {score:g} or more): {len(guesses)}")
     return _side_by_side((truth, answer), titles)
 
 

@@ -35,7 +35,7 @@ def crop(
     owners: Int[Tensor, " n"],
     side: int,
 ) -> Bool[Tensor, "n side side"]:
-    """For each box the mask of its object inside of it: RoIAlign's mean of at least a half."""
+    """Return the mask of each box's object within the box: where RoIAlign's mean is >= 0.5."""
     rois = torch.cat([owners[:, None].to(boxes.dtype), boxes], dim=1)
     cells: Tensor = roi_align(
         masks[:, None].to(boxes.dtype), rois, side, 1.0, sampling_ratio=0, aligned=True

@@ -1,4 +1,4 @@
-"""Which box belongs to which object, and which boxes a loss is computed on (detectron2's rules)."""
+"""Matching boxes with objects, and sampling boxes for a loss (detectron2's rules)."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,21 +14,21 @@ Shuffle = Callable[[int], Tensor]
 
 
 class Matches(NamedTuple):
-    """For each box its object of largest overlap, and what the box teaches."""
+    """The object that each box overlaps most, and whether the box is positive or negative."""
 
     targets: Int[Tensor, " n"]
-    """0 for all where an image has no object: then none is positive."""
+    """0 for all boxes if an image has no object; then none is positive."""
     positive: Bool[Tensor, " n"]
     negative: Bool[Tensor, " n"]
-    """A box that is neither positive nor negative is left out of the loss."""
+    """A box that is neither positive nor negative is ignored by the loss."""
 
 
 class Sampling(NamedTuple):
-    """How many boxes of an image are drawn for a loss."""
+    """Boxes sampled per image for a loss."""
 
     boxes: int
     positive: float
-    """At most this share of them is positive; negatives fill the rest."""
+    """Largest fraction of positives; negatives fill the rest."""
 
 
 def match(
@@ -53,7 +53,7 @@ def match(
 def sample(
     matches: Matches, sampling: Sampling, shuffle: Shuffle
 ) -> tuple[Int[Tensor, " positive"], Int[Tensor, " negative"]]:
-    """Indices of the drawn positives and negatives; fewer than asked for where there are few."""
+    """Return the indices of the sampled positives and negatives, fewer if there are few."""
     positive, negative = matches.positive.nonzero()[:, 0], matches.negative.nonzero()[:, 0]
     wanted = min(int(sampling.boxes * sampling.positive), len(positive))
     return (

@@ -57,7 +57,7 @@ def synchronised(module: nn.Module, device: torch.device = CPU) -> nn.Module:
 
 
 def batch_norms(module: nn.Module) -> list[_BatchNorm]:
-    """All of them, synchronised ones too."""
+    """Return all batch norms of a module, including synchronised ones."""
     return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
 
 
@@ -68,7 +68,7 @@ class _MeanOverProcesses(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # noqa: ARG004
-        # The loss is the mean of the processes' losses: what each owes to a value is the mean too.
+        # The loss is the mean of the processes' losses, and so is its gradient.
         return _mean(gradients[0])
 
 
@@ -86,7 +86,7 @@ def mean_over_processes(value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 class _Sums:
-    """Number, sum and sum of squares of all that passes a batch norm, by channel."""
+    """Count, sum and sum of squares of a batch norm's inputs, by channel."""
 
     def __init__(self, norm: _BatchNorm) -> None:
         self.norm = norm
@@ -100,7 +100,7 @@ class _Sums:
         self.values += torch.stack(sums)
 
     def write(self) -> None:
-        """Mean and variance of the whole, of all processes, become the norm's own."""
+        """Set the norm's statistics to the mean and variance over all processes."""
         self._hook.remove()
         count, total, squares = add_up(self.values)
         mean = total / count
@@ -112,7 +112,7 @@ class _Sums:
 
 @torch.no_grad()
 def make_precise(detector: nn.Module, batches: Iterable[Any]) -> None:
-    """Statistics of these training batches taken together replace the running ones.
+    """Replace the running statistics by those of all these training batches together.
 
     What passes the norms in training mode counts, each batch by its size (as fvcore's precise BN
     does); the processes' batches are one set, so that all of them agree.

@@ -27,7 +27,7 @@ class RoiSettings(NamedTuple):
 
     sampling: Sampling = Sampling(512, 0.25)
     overlap: float = 0.5
-    """From it on, a proposal is positive."""
+    """Smallest overlap of a positive proposal."""
     detections: DetectionSettings = DetectionSettings()
 
 
@@ -36,7 +36,7 @@ class Target(NamedTuple):
 
     boxes: Float[Tensor, "n 4"]
     classes: Int[Tensor, " n"]
-    """From 0 on; the background has no number here."""
+    """Class of each object, counted from 0, without the background."""
     masks: Bool[Tensor, "n y x"] | None = None
     """Needed by a detector with a mask branch."""
 
@@ -46,7 +46,7 @@ class Regions(NamedTuple):
 
     boxes: Float[Tensor, "n 4"]
     classes: Int[Tensor, " n"]
-    """The background's is the number of classes."""
+    """Class of each proposal; the background is the number of classes."""
     targets: Int[Tensor, " positive"]
     """Object of each positive one."""
 
@@ -75,7 +75,7 @@ class RoiHeads(nn.Module):
 
     @property
     def background(self) -> int:
-        """The last class of the predictor."""
+        """The predictor's last class."""
         return self.classes.out_features - 1
 
     def forward(
@@ -83,7 +83,7 @@ class RoiHeads(nn.Module):
         features: Float[Tensor, "images channels rows columns"],
         boxes: list[Float[Tensor, "_ 4"]],
     ) -> Float[Tensor, "n width side side"]:
-        """The normalised map of every region, all images' after another. No ReLU after the norm."""
+        """Return the normalised map of every region, image by image. No ReLU after the norm."""
         pooled = roi_align(features, boxes, POOLED, 1 / STRIDE, sampling_ratio=0, aligned=True)
         maps: Tensor = self.norm(self.layer4(pooled))
         return maps
@@ -95,7 +95,7 @@ class RoiHeads(nn.Module):
         targets: list[Target],
         shuffle: Shuffle,
     ) -> dict[str, Float[Tensor, ""]]:
-        """Class, L1 box and mask loss, all from one pass of layer4 over the drawn regions."""
+        """Return class, L1 box and mask losses, from one pass of layer4 over sampled regions."""
         regions = [
             self._draw(boxes, target, shuffle)
             for boxes, target in zip(proposals, targets, strict=True)
@@ -159,7 +159,7 @@ class RoiHeads(nn.Module):
         proposals: list[Float[Tensor, "_ 4"]],
         sizes: list[Size],
     ) -> list[Found]:
-        """Each image's detections. Masks are of the detected boxes: layer4 runs again on those."""
+        """Return each image's detections. For masks, layer4 runs again on the detected boxes."""
         pooled = self(features, proposals).mean(dim=(2, 3))
         probabilities = self.classes(pooled).float().softmax(dim=1)
         deltas = self._deltas(pooled)

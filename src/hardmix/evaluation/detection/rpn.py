@@ -25,7 +25,7 @@ SCALE = Scale(1.0, 1.0)
 
 
 class TopK(NamedTuple):
-    """How many proposals of an image are kept, by logit."""
+    """How many proposals per image are kept, by logit."""
 
     before_nms: int
     after_nms: int
@@ -43,7 +43,7 @@ class RpnSettings(NamedTuple):
 
 
 class RpnOutput(NamedTuple):
-    """What the network says of every anchor, in the order of `anchors_of`."""
+    """The network's output for every anchor, in the order of `anchors_of`."""
 
     logits: Float[Tensor, "images n"]
     deltas: Float[Tensor, "images n 4"]
@@ -64,7 +64,7 @@ class Rpn(nn.Module):
     def forward(self, features: Float[Tensor, "images channels rows columns"]) -> RpnOutput:
         """Logits and deltas of all anchors."""
         hidden = torch.relu(self.conv(features))
-        # In float32 also inside autocast: boxes are made of them.
+        # In float32 even inside autocast: boxes are computed from them.
         logits = self.objectness(hidden).float().permute(0, 2, 3, 1).flatten(1)
         deltas = self.deltas(hidden).float().permute(0, 2, 3, 1)
         return RpnOutput(logits, deltas.reshape(len(features), -1, 4))
@@ -73,7 +73,7 @@ class Rpn(nn.Module):
     def proposals(
         self, output: RpnOutput, anchors: Float[Tensor, "n 4"], sizes: list[Size], top: TopK
     ) -> list[Float[Tensor, "_ 4"]]:
-        """Each image's best boxes, best first. No gradient: proposals are data to the RoI heads."""
+        """Return each image's best boxes, best first, without gradient."""
         boxes = decode(anchors, output.deltas, SCALE)
         best = output.logits.topk(min(top.before_nms, len(anchors)), dim=1)
         return [
@@ -126,8 +126,8 @@ def propose(
     finite = boxes.isfinite().all(dim=1) & logits.isfinite()
     if training and not bool(finite.all()):
         raise InputError(
-            "the RPN predicts infinite or undefined boxes: training has diverged."
-            " Lower the learning rate, or warm up for longer."
+            "the RPN predicts NaN or infinite boxes: training has diverged. Lower the learning"
+            " rate, or use a longer warm-up."
         )
     boxes, logits = clip(boxes[finite], size), logits[finite]
     kept = not_empty(boxes)

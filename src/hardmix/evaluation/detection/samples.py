@@ -1,4 +1,4 @@
-"""What the readers of data hand on, what a detector answers, and the forms of a mask.
+"""Detection data, a detector's output, and the formats of a mask.
 
 Boxes are (x1, y1, x2, y2) in pixels, from edge to edge: the whole of an image is
 (0, 0, width, height). Both are in the pixels of the image file.
@@ -39,16 +39,16 @@ class DetectionImage:
     """An image file and the objects in it."""
 
     id: int | str
-    """VOC: the name without its ending; COCO: the number in the annotations."""
+    """VOC: the file name without its suffix; COCO: the number in the annotations."""
     path: str
     height: int
     width: int
     boxes: Float64[np.ndarray, "objects 4"]
     classes: Int64[np.ndarray, " objects"]
     difficult: Bool[np.ndarray, " objects"]
-    """VOC: trained on, but neither right nor wrong in the evaluation."""
+    """VOC: used in training, but ignored in the evaluation."""
     crowd: Bool[np.ndarray, " objects"]
-    """COCO: one box around many objects, left out of training."""
+    """COCO: one box around many objects, not used in training."""
     masks: tuple[Mask, ...] | None = None
 
     @property
@@ -63,11 +63,11 @@ class DetectionSet(NamedTuple):
     images: tuple[DetectionImage, ...]
     classes: tuple[str, ...]
     dropped: tuple[str, ...]
-    """Each object that was left out because its annotation is invalid, and why."""
+    """Each object skipped because of an invalid annotation, with the reason."""
 
 
 class DetectionSplits(NamedTuple):
-    """What is trained on and what is tested on; both number the classes alike."""
+    """Training and test data, with the same numbering of classes."""
 
     train: DetectionSet
     test: DetectionSet
@@ -81,7 +81,7 @@ class FoundObjects:
     scores: Float32[np.ndarray, " found"]
     classes: Int64[np.ndarray, " found"]
     masks: tuple[Rle, ...] | None = None
-    """Run lengths and no bitmaps: those of all COCO's test images would fill the memory."""
+    """Run lengths, since bitmaps of all of COCO's test images would fill the memory."""
 
 
 def found_objects(
@@ -90,7 +90,7 @@ def found_objects(
     classes: Int64[Tensor, " found"],
     masks: Bool[Tensor, "found height width"] | None = None,
 ) -> FoundObjects:
-    """A detector's tensors, on any device, as an evaluation takes them."""
+    """Convert a detector's tensors, on any device, for an evaluation."""
     return FoundObjects(
         boxes.detach().cpu().numpy(),
         scores.detach().cpu().numpy(),
@@ -100,18 +100,18 @@ def found_objects(
 
 
 def for_training(data: DetectionSet) -> DetectionSet:
-    """Without the images that have no object to learn from, or crowds alone."""
+    """Return the data without images that have no objects, or only crowds."""
     kept = tuple(image for image in data.images if (~image.crowd).any())
     if not kept:
         raise InputError(
-            f"data.root: none of {len(data.images)} training images has an object with a valid"
-            " box: look into the annotations."
+            f"data.root: none of the {len(data.images)} training images has an object with a valid"
+            " box: check the annotations."
         )
     return data._replace(images=kept)
 
 
 def decode_mask(mask: Mask, height: int, width: int) -> Bitmap:
-    """The pixels of a mask in an image of this size."""
+    """Return the pixels of a mask in an image of this size."""
     tools = coco_tools("mask")
     if isinstance(mask, Rle):
         coded: Any = {"size": [mask.height, mask.width], "counts": mask.counts}
@@ -122,14 +122,14 @@ def decode_mask(mask: Mask, height: int, width: int) -> Bitmap:
 
 
 def encode_mask(pixels: Bitmap) -> Rle:
-    """The run lengths of a mask."""
+    """Return the run lengths of a mask."""
     coded = coco_tools("mask").encode(np.asfortranarray(pixels, dtype=np.uint8))
     height, width = pixels.shape
     return Rle(height, width, coded["counts"])
 
 
 def coco_tools(module: str) -> Any:
-    """A module of pycocotools, which is an extra."""
+    """Import a module of pycocotools, which is an optional dependency."""
     try:
         return import_module(f"pycocotools.{module}")
     except ImportError as error:

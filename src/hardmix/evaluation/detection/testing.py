@@ -1,4 +1,4 @@
-"""What a detector finds in the test images, and its AP by the rules of the task."""
+"""A detector's detections in the test images, and its AP by the rules of the task."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from hardmix.runtime.distributed import gather_objects, rank, world_size
 from hardmix.settings.detection_options import DetectionTask
 
 Scores = dict[str, dict[str, float | None]]
-"""Metric by its full name -> ap, ap50, ap75 and more, as shares of 1; None where undefined."""
+"""Full name of a metric -> ap, ap50, ap75 and more, from 0 to 1; None if undefined."""
 
 
 def find_objects(
@@ -35,7 +35,7 @@ def find_objects(
     workers: int,
     compute: Compute,
 ) -> list[FoundObjects]:
-    """What the detector finds in each image, in its order; the processes share the images."""
+    """Return the detections in each image, in order; the processes share the images."""
     detector.eval()
     mine = list(images)[rank() :: world_size()]
     pool = WorkerPool(partial(plain_input, side=side), workers, compute.device)
@@ -52,7 +52,7 @@ def find_objects(
 
 
 def find_in(detector: C4Detector, each: DetectorInput, compute: Compute) -> FoundObjects:
-    """One image's objects, in the pixels of its file."""
+    """Return one image's detections, in the pixels of its file."""
     seen = Size(*each.image.shape[1:])
     original = Size(each.sample.height, each.sample.width)
     with compute.autocast():
@@ -65,7 +65,7 @@ def find_in(detector: C4Detector, each: DetectorInput, compute: Compute) -> Foun
 def score(
     task: DetectionTask, test: DetectionSet, found: Sequence[FoundObjects], root: Path
 ) -> Scores:
-    """AP by the rules of VOC, or of COCO, each under its own name."""
+    """Return AP by the rules of VOC or of COCO, each under its own name."""
     if task == "voc":
         number = len(test.classes)
         aps = [

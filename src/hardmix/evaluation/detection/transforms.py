@@ -29,14 +29,14 @@ from hardmix.runtime.console import progress
 from hardmix.runtime.random_numbers import permutation, seed_of, uniform
 
 LONGEST = 1333
-"""The longest side is never longer: both shrink."""
+"""Limit of the longest side in pixels; both sides shrink to meet it."""
 
 _SMALLEST = 1e-5
-"""Boxes of less width or height are empty."""
+"""Boxes of smaller width or height count as empty."""
 
 
 class Geometry(NamedTuple):
-    """What becomes of one image: its new size, and whether it is mirrored."""
+    """How one image is transformed: its new size, and whether it is mirrored."""
 
     height: int
     width: int
@@ -45,10 +45,10 @@ class Geometry(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DetectorInput:
-    """One image as a detector gets it, and what is to be found in it."""
+    """One image as a detector gets it, and the objects in it."""
 
     sample: DetectionImage
-    """Where it comes from; its height and width are those that answers refer to."""
+    """The original image, whose size detections refer to."""
     image: UInt8[Tensor, "3 height width"]
     boxes: Float32[Tensor, "objects 4"]
     classes: Int64[Tensor, " objects"]
@@ -58,7 +58,7 @@ class DetectorInput:
 def training_input(
     sample: DetectionImage, sides: Sequence[int], seed: int, epoch: int, with_masks: bool = False
 ) -> DetectorInput:
-    """Resized and perhaps mirrored; crowds and objects of which nothing is left are left out.
+    """Return an image resized and perhaps mirrored, without crowds and vanished objects.
 
     Masks are bitmaps of the resized image (detectron2's MASK_FORMAT "bitmask").
     """
@@ -83,14 +83,14 @@ def training_input(
 
 
 def plain_input(sample: DetectionImage, side: int) -> DetectorInput:
-    """For tests: resized only, without objects, which the evaluation takes from the sample."""
+    """Return a test image: resized only, and without objects."""
     geometry = Geometry(*resized(sample.height, sample.width, side), flip=False)
     nothing = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
     return DetectorInput(sample, _image(sample, geometry), *nothing)
 
 
 def draw_geometry(sample: DetectionImage, sides: Sequence[int], seed: int, epoch: int) -> Geometry:
-    """The random choices: one of `sides` for the shortest side, and a flip in half of all cases."""
+    """Draw one of `sides` for the shortest side, and a flip with probability 1/2."""
     numbers = torch.tensor([sample.number])
     side, flip = uniform(seed_of("detection", seed), epoch, numbers, 0, 2)[0].tolist()
     size = resized(sample.height, sample.width, sides[int(side * len(sides))])
@@ -98,7 +98,7 @@ def draw_geometry(sample: DetectionImage, sides: Sequence[int], seed: int, epoch
 
 
 def resized(height: int, width: int, side: int, longest: int = LONGEST) -> tuple[int, int]:
-    """Height and width with the shortest side given and the longest limited, half rounded up."""
+    """Return height and width for a shortest side and a limit of the longest, rounded."""
     scale = side / min(height, width)
     sizes = [side if value == min(height, width) else value * scale for value in (height, width)]
     shrink = min(1.0, longest / max(sizes))
@@ -106,7 +106,7 @@ def resized(height: int, width: int, side: int, longest: int = LONGEST) -> tuple
 
 
 def move_boxes(sample: DetectionImage, geometry: Geometry) -> Float64[np.ndarray, "objects 4"]:
-    """Boxes in the resized image, cut at its edges."""
+    """Return the boxes in the resized image, clipped to it."""
     size = np.array([geometry.width, geometry.height], dtype=np.float64)
     corners = sample.boxes.reshape(-1, 2, 2) * (size / (sample.width, sample.height))
     if geometry.flip:
@@ -115,7 +115,7 @@ def move_boxes(sample: DetectionImage, geometry: Geometry) -> Float64[np.ndarray
 
 
 def move_mask(mask: Mask, sample: DetectionImage, geometry: Geometry) -> Bitmap:
-    """A mask in the resized image: polygons move by their corners, run lengths by their pixels."""
+    """Return a mask in the resized image: polygons by their corners, run lengths by pixel."""
     height, width, flip = geometry
     if isinstance(mask, Rle):
         pixels = Image.fromarray(decode_mask(mask, mask.height, mask.width).astype(np.uint8))
@@ -132,7 +132,7 @@ def move_mask(mask: Mask, sample: DetectionImage, geometry: Geometry) -> Bitmap:
 def grouped_batches(
     images: Sequence[DetectionImage], batch: int, seed: int, rank: int = 0, processes: int = 1
 ) -> Iterator[list[tuple[int, int]]]:
-    """Batches without end, each of wide images alone or of others alone, to save padding.
+    """Yield batches endlessly, each of only wide or only tall images, to save padding.
 
     An entry is (epoch, position in `images`). An epoch's order is a function of (seed, epoch);
     what is left of it waits for the next epoch, so that batches are full and no image is lost.
@@ -158,7 +158,7 @@ def _visits(number: int, seed: int) -> Iterator[tuple[int, int]]:
 
 
 def check_readable(images: Sequence[DetectionImage], workers: int) -> None:
-    """Read every test image once: better refused now than after days of training."""
+    """Read every test image once, to fail now rather than after days of training."""
     pool = WorkerPool(_fault_of, workers, torch.device("cpu"))
     with progress("checking test images", len(images)) as meter:
         faults = []
@@ -169,7 +169,7 @@ def check_readable(images: Sequence[DetectionImage], workers: int) -> None:
     if faults:
         raise InputError(
             f"data.root: {len(faults)} of {len(images)} test images cannot be used"
-            f" ({'; '.join(faults[:3])}): mend them, or take them out of the list of test images."
+            f" ({'; '.join(faults[:3])}): fix them, or remove them from the list of test images."
         )
 
 
@@ -195,8 +195,8 @@ def _pixels(sample: DetectionImage) -> UInt8[Tensor, "3 height width"]:
     if pixels.shape[1:] != (sample.height, sample.width):
         raise UnreadableImage(
             f"{printable(sample.path)} has {pixels.shape[2]} x {pixels.shape[1]} pixels, but its"
-            f" annotation says {sample.width} x {sample.height}: correct the annotation (a turn in"
-            " the image's EXIF is applied)."
+            f" annotation says {sample.width} x {sample.height}: correct the annotation (EXIF"
+            " orientation is applied)."
         )
     return pixels
 

@@ -38,7 +38,7 @@ _FOLDERS = ("Annotations", "ImageSets/Main", "JPEGImages")
 class _VocObject(NamedTuple):
     name: str
     corners: tuple[float, float, float, float]
-    """As in the file: xmin, ymin, xmax, ymax, the pixels counted from 1 and all of them inside."""
+    """xmin, ymin, xmax, ymax as in the file: inclusive, with pixels counted from 1."""
     difficult: bool
 
 
@@ -51,7 +51,7 @@ class _Annotation(NamedTuple):
 
 
 def open_voc(root: Path) -> DetectionSplits:
-    """Training and test images under a folder of VOC2007 and VOC2012, or in VOC's layout."""
+    """Open training and test images of VOC2007 and VOC2012, or of a folder in VOC's layout."""
     devkit = root / "VOCdevkit" if (root / "VOCdevkit").is_dir() else root
     if any((devkit / year).is_dir() for year in ("VOC2007", "VOC2012")):
         return _voc_07_12(devkit)
@@ -67,8 +67,8 @@ def _voc_07_12(devkit: Path) -> DetectionSplits:
     if absent:
         present = {"VOC2007", "VOC2012"}.difference(absent).pop()
         raise InputError(
-            f"data.root={printable(devkit)} has {present} but no {absent[0]}: the protocol trains"
-            f" on both. Add it, or set data.root={printable(devkit / present)} to use one alone."
+            f"data.root={printable(devkit)} has {present} but not {absent[0]}: the protocol trains"
+            f" on both. Add it, or set data.root={printable(devkit / present)} to use only one."
         )
     for year in ("VOC2007", "VOC2012"):
         _check_layout(devkit / year)
@@ -81,27 +81,27 @@ def _check_layout(root: Path) -> None:
     if not absent:
         return
     inside = sorted(root.glob("*/Annotations")) if root.is_dir() else []
-    hint = f"set data.root={printable(inside[0].parent)}" if inside else "name another data.root"
-    what = f"has no folder {' nor '.join(absent)}" if root.is_dir() else "is no folder"
+    hint = f"set data.root={printable(inside[0].parent)}" if inside else "choose another data.root"
+    what = f"has no folder {' or '.join(absent)}" if root.is_dir() else "is not a folder"
     raise InputError(
         f"data.root={printable(root)} {what}. PASCAL VOC's layout is {', '.join(_FOLDERS)}: {hint}."
     )
 
 
 def _splits(root: Path) -> tuple[str, str]:
-    """Names of the lists to train and to test on, which share no image."""
+    """Return the names of the lists to train and to test on."""
     lists = {file.stem for file in (root / "ImageSets" / "Main").glob("*.txt")}
     for train, test in (("trainval", "test"), ("train", "test"), ("train", "val")):
         if {train, test} <= lists:
             return train, test
     raise InputError(
-        f"data.root={printable(root)}: ImageSets/Main has no two lists to train and to test on:"
-        " write the names of the images into trainval.txt and test.txt, or train.txt and val.txt."
+        f"data.root={printable(root)}: ImageSets/Main lacks lists to train and to test on: write"
+        " the names of the images to trainval.txt and test.txt, or to train.txt and val.txt."
     )
 
 
 def _read(root: Path, split: str) -> list[_Annotation]:
-    """All annotations of a split; whatever is missing or broken is said in one error."""
+    """Read all annotations of a split; one error reports all that are missing or broken."""
     names = _names(root / "ImageSets" / "Main" / f"{split}.txt")
     images = {
         Path(file).stem: file
@@ -120,7 +120,7 @@ def _read(root: Path, split: str) -> list[_Annotation]:
     if faults:
         raise InputError(
             f"data.root={printable(root)}: {len(faults)} of {len(names)} images of the split"
-            f" {split} cannot be used ({'; '.join(faults[:3])}): mend them, or take them out of"
+            f" {split} cannot be used ({'; '.join(faults[:3])}): fix them, or remove them from"
             f" ImageSets/Main/{split}.txt."
         )
     return read
@@ -134,8 +134,8 @@ def _names(file: Path) -> list[str]:
     # The lists of one class have a second word on each line.
     names = [line.split()[0] for line in lines if line.strip()]
     if len(set(names)) < max(1, len(names)):
-        what = "names an image twice" if names else "names no image"
-        raise InputError(f"data.root: {printable(file)} {what}: write each name on one line.")
+        what = "lists an image twice" if names else "lists no images"
+        raise InputError(f"data.root: {printable(file)} {what}: write each name on its own line.")
     return names
 
 
@@ -180,8 +180,8 @@ def _convert(annotations: list[_Annotation], classes: tuple[str, ...]) -> Detect
         for thing in file.objects:
             if thing.name not in numbers:
                 raise InputError(
-                    f"{printable(file.path)}: its annotation names the class {thing.name!r}, which"
-                    " is none of VOC's 20: correct it."
+                    f"{printable(file.path)}: the class {thing.name!r} in its annotation is not"
+                    " one of VOC's 20: correct it."
                 )
             fault = _fault(thing, file)
             if fault:
@@ -193,11 +193,11 @@ def _convert(annotations: list[_Annotation], classes: tuple[str, ...]) -> Detect
 
 
 def _fault(thing: _VocObject, file: _Annotation) -> str | None:
-    """Why a box cannot be used; one that is partly outside can."""
+    """Return why a box cannot be used, if so; a box that is partly outside can."""
     left, top, right, bottom = thing.corners
     box = f"[{', '.join(f'{value:g}' for value in thing.corners)}]"
     if not all(map(math.isfinite, thing.corners)):
-        return f"{box} is not made of numbers"
+        return f"{box} contains NaN or infinity"
     if right <= left or bottom <= top:
         return f"{box} has no size"
     if right < 1 or bottom < 1 or left > file.width or top > file.height:

@@ -3,12 +3,12 @@
 - Scores are rounded to 3 decimals and boxes to one; the most certain detections come first, equal
   ones in their own order.
 - Pixels are counted from 1 and those at both ends of a box belong to it.
-- A detection is compared with the object of its class that it overlaps most, and no other. It is
-  right if their IoU is above the threshold and no earlier one has found the object, wrong
-  otherwise; if the object is difficult it is neither.
+- A detection is compared only with the object of its class that it overlaps most. It is right if
+  their IoU is above the threshold and no earlier detection has found the object, wrong otherwise;
+  if the object is difficult, the detection is ignored.
 
-COCO's AP of the same detections differs by as much as the paper's gains: `VocAP` and `CocoAP` are
-types of their own.
+COCO's AP of the same detections differs by as much as the paper's gains; hence the separate types
+`VocAP` and `CocoAP`.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from hardmix.evaluation.detection.samples import DetectionImage, FoundObjects
 Metric = Literal["VOC07 11-point", "VOC12 area"]
 
 THRESHOLDS = tuple(percent / 100 for percent in range(50, 100, 5))
-"""Of IoU, to be exceeded."""
+"""Thresholds that the IoU must exceed."""
 
 # Not 0.1, 0.2, ...: the protocol counts in steps of a binary 0.1, and 3 * 0.1 > 3 / 10.
 _RECALLS = np.arange(11) * 0.1
@@ -35,7 +35,7 @@ _NOTHING = -1.0
 
 @dataclass(frozen=True)
 class VocAP:
-    """Means over classes, as shares of 1. Not comparable with COCO's AP."""
+    """Means over classes, from 0 to 1. Not comparable with COCO's AP."""
 
     metric: Metric
     ap: float
@@ -43,18 +43,18 @@ class VocAP:
     ap50: float
     ap75: float
     by_class: tuple[float, ...]
-    """AP over the thresholds; NaN for a class without objects, which the means leave out."""
+    """AP over the thresholds; NaN for a class without objects, which the means ignore."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Matches:
-    """All detections, in the order of images: what each is best compared with."""
+    """All detections, in the order of images, and the object each overlaps most."""
 
     scores: Float64[np.ndarray, " found"]
     classes: Int64[np.ndarray, " found"]
     overlaps: Float64[np.ndarray, " found"]
     objects: Int64[np.ndarray, " found"]
-    """Numbers of objects, counted through all images."""
+    """Indices of objects, counted over all images."""
     difficult: Bool[np.ndarray, " found"]
 
 
@@ -64,14 +64,14 @@ def voc_ap(
     number_of_classes: int,
     metric: Metric = "VOC07 11-point",
 ) -> VocAP:
-    """AP of what was found in each image.
+    """Return the AP of the detections in each image.
 
     Of a class without objects detectron2 makes an AP of 0 (11 points) or NaN (area); here the
     means leave it out. VOC itself has no such class.
     """
     if len(images) != len(detections) or not images:
         raise InputError(
-            f"{len(detections)} lists of detections for {len(images)} images: one each."
+            f"{len(detections)} lists of detections for {len(images)} images: pass one per image."
         )
     matches = _match(images, detections)
     counts = np.zeros(number_of_classes, dtype=np.int64)
@@ -82,7 +82,7 @@ def voc_ap(
         table[number] = _class_ap(matches, int(number), int(counts[number]), metric)
     if not counts.any():
         raise InputError(
-            f"none of {len(images)} test images has an object that counts: AP is not defined."
+            f"none of the {len(images)} test images has an object that counts: AP is undefined."
         )
     means = np.nanmean(table, axis=0)
     return VocAP(
@@ -98,7 +98,7 @@ def _match(images: Sequence[DetectionImage], detections: Sequence[FoundObjects])
     overlaps, objects, difficult, before = [], [], [], 0
     for image, found in zip(images, detections, strict=True):
         if not (np.isfinite(found.boxes).all() and np.isfinite(found.scores).all()):
-            raise InputError(f"the detections in image {image.id} hold NaN or infinity.")
+            raise InputError(f"the detections in image {image.id} contain NaN or infinity.")
         shares = np.full((len(found.classes), len(image.classes) + 1), _NOTHING)
         same = found.classes[:, None] == image.classes
         shares[:, :-1] = np.where(same, _iou(_counted(found), _annotated(image)), _NOTHING)
@@ -119,7 +119,7 @@ def _match(images: Sequence[DetectionImage], detections: Sequence[FoundObjects])
 
 
 def _counted(found: FoundObjects) -> Float64[np.ndarray, "found 4"]:
-    """Boxes as the protocol writes them: pixels from 1, one decimal."""
+    """Return boxes as the protocol writes them: pixels from 1, one decimal."""
     boxes = found.boxes + np.array([1, 1, 0, 0], dtype=np.float32)
     return np.asarray(boxes.astype(np.float64).round(1))
 
@@ -131,7 +131,7 @@ def _annotated(image: DetectionImage) -> Float64[np.ndarray, "objects 4"]:
 def _iou(
     first: Float64[np.ndarray, "a 4"], second: Float64[np.ndarray, "b 4"]
 ) -> Float64[np.ndarray, "a b"]:
-    """Shared area by the area of both, where the last pixel counts as well."""
+    """Return the intersection over union, counting the last pixel of each box."""
     low = np.maximum(first[:, None, :2], second[None, :, :2])
     high = np.minimum(first[:, None, 2:], second[None, :, 2:])
     shared = np.maximum(high - low + 1, 0).prod(axis=2)
@@ -142,7 +142,7 @@ def _iou(
 def _class_ap(
     matches: _Matches, number: int, positives: int, metric: Metric
 ) -> Float64[np.ndarray, " thresholds"]:
-    """AP of one class at each threshold."""
+    """Return the AP of one class at each threshold."""
     mine = np.flatnonzero(matches.classes == number)
     order = mine[np.argsort(-matches.scores[mine], kind="stable")]
     overlaps, objects = matches.overlaps[order], matches.objects[order]
@@ -162,7 +162,7 @@ def _class_ap(
 def average_precision(
     recall: Float64[np.ndarray, " found"], precision: Float64[np.ndarray, " found"], metric: Metric
 ) -> float:
-    """From recall and precision after each detection.
+    """Return the average precision, from recall and precision after each detection.
 
     At a recall counts the best precision there or later: at 11 recalls, or under the whole curve.
     """
