@@ -55,7 +55,7 @@ GROUPS = {
         open_evaluated_run EvaluatedRun extract Features knn_accuracy probe_accuracy accuracy_of
         Accuracy choose_compute Compute""",
     "Figures and reports": "analyze Analysis Picture write_report",
-    "Errors and version": "InputError UnfinishedError __version__",
+    "Errors and version": "InputError OutputError UnfinishedError __version__",
     "Types in signatures": """
         settings.config.StrategyName settings.config.RealNegatives settings.config.QueueStart
         settings.config.DataName settings.methods.MethodName settings.methods.METHOD_FACTS
