@@ -56,6 +56,7 @@ def compare_whole(other: Callable[[Tensor], Tensor], encoder: TrainedEncoder) ->
     if worst > ROUNDED:
         raise InputError(
             f"features of onnxruntime with preprocessing differ from hardmix's by {worst:.1e} of"
-            f" the largest, above the limit of {ROUNDED:.0e}: nothing was written; please report this."
+            f" the largest, above the limit of {ROUNDED:.0e}: nothing was written; please report"
+            " this."
         )
     say(f"Verified on random images of {len(sizes)} sizes: features differ by {worst:.1e}.")
