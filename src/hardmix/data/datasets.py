@@ -39,8 +39,6 @@ UNKNOWN = -1
 """The label of an image whose class is not known, in a set where others are."""
 PROBED = 20
 """Files that are tried when a set is opened; one of them must be readable."""
-HELD_PIXELS = 64
-"""Height and width up to which the images of a folder are held in memory."""
 HASHED = 4096
 """Images held in memory that a fingerprint looks at, at most."""
 
@@ -112,19 +110,7 @@ class ImageSet:
 
 def open_images(config: DataConfig, split: Split = "train", seed: int = 0) -> ImageSet:
     """The images of a split; nothing is decoded but the first that can be."""
-    return _held(checked(_open(data_name(config), config, split, seed), config, seed))
-
-
-def _held(images: ImageSet) -> ImageSet:
-    """A folder of small images of one size, in memory; for experiments, until a cache is there."""
-    if images.files is None or images.tensor is not None:
-        return images
-    try:
-        if max(images.image(0).shape[1:]) > HELD_PIXELS:
-            return images
-        return replace(images, tensor=torch.stack([images.image(i) for i in range(len(images))]))
-    except (UnreadableImage, RuntimeError):
-        return images
+    return checked(_open(data_name(config), config, split, seed), config, seed)
 
 
 def checked(images: ImageSet, config: DataConfig, seed: int = 0) -> ImageSet:
