@@ -61,7 +61,6 @@ if TYPE_CHECKING:
         DataConfig,
         MixConfig,
         ModelConfig,
-        OptimizerConfig,
         PretrainConfig,
         TrainConfig,
     )
@@ -72,6 +71,7 @@ if TYPE_CHECKING:
         LinearConfig,
         LinearOptions,
     )
+    from hardmix.settings.optimizer_options import OptimizerConfig
     from hardmix.settings.schedules import decreasing, mixing_started
     from hardmix.training.pretrain import pretrain
     from hardmix.weights.export import export
@@ -113,11 +113,10 @@ _HOME = {
     "runtime.device": "Compute choose_compute",
     "runtime.distributed": "gather",
     "settings": "recipes",
-    "settings.config": (
-        "DataConfig MixConfig ModelConfig OptimizerConfig PretrainConfig TrainConfig"
-    ),
+    "settings.config": ("DataConfig MixConfig ModelConfig PretrainConfig TrainConfig"),
     "settings.detection_options": "DetectionConfig",
     "settings.evaluation_options": "FinetuneConfig KnnOptions LinearConfig LinearOptions",
+    "settings.optimizer_options": "OptimizerConfig",
     "settings.schedules": "decreasing mixing_started",
     "training.pretrain": "pretrain",
     "weights.export": "export",

@@ -18,7 +18,8 @@ from hardmix.models.encoders import (
     shuffle_across,
     split_batch_norm,
 )
-from hardmix.settings.config import Head, ModelConfig
+from hardmix.settings.choices import Head
+from hardmix.settings.config import ModelConfig
 
 
 def tiny_trunk(channels: int = 3, width: int = 6) -> nn.Module:

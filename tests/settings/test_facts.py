@@ -8,16 +8,10 @@ import pytest
 
 from hardmix.paper.numbers import SETTING_NAMES
 from hardmix.runs.labels import identity, label_runs
-from hardmix.settings.config import (
-    DataConfig,
-    MixConfig,
-    ModelConfig,
-    OptimizerConfig,
-    PretrainConfig,
-    TrainConfig,
-)
+from hardmix.settings.config import DataConfig, MixConfig, ModelConfig, PretrainConfig, TrainConfig
 from hardmix.settings.facts import SettingFacts, docs_of, facts_of, setting
 from hardmix.settings.methods import METHOD_FACTS, MethodFacts, MethodOptions
+from hardmix.settings.optimizer_options import OptimizerConfig
 from hardmix.settings.recipes import RECIPES
 from hardmix.settings.saved import (
     FACTS,

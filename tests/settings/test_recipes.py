@@ -7,15 +7,9 @@ import pytest
 
 from hardmix.errors import InputError
 from hardmix.runs.folder import Run, check_resumable
-from hardmix.settings.config import (
-    DataConfig,
-    MixConfig,
-    ModelConfig,
-    OptimizerConfig,
-    PretrainConfig,
-    TrainConfig,
-)
+from hardmix.settings.config import DataConfig, MixConfig, ModelConfig, PretrainConfig, TrainConfig
 from hardmix.settings.evaluation_options import FinetuneConfig
+from hardmix.settings.optimizer_options import OptimizerConfig
 from hardmix.settings.recipes import RECIPES
 from hardmix.settings.saved import read_config, to_json
 

@@ -17,7 +17,7 @@ from torch.nn.functional import normalize
 from torchvision import transforms
 
 from hardmix.data.augment import IMAGENET_MEAN, IMAGENET_STD
-from hardmix.settings.config import OptimizerConfig
+from hardmix.settings.optimizer_options import OptimizerConfig
 
 Images = Float[Tensor, "batch channels y x"]
 

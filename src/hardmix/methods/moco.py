@@ -38,7 +38,8 @@ from hardmix.runtime.device import read_together
 from hardmix.runtime.distributed import gather, gather_batch, world_size
 from hardmix.runtime.profile import timed
 from hardmix.runtime.random_numbers import seed_of
-from hardmix.settings.config import PretrainConfig, QueueStart
+from hardmix.settings.choices import QueueStart
+from hardmix.settings.config import PretrainConfig
 
 
 @dataclass

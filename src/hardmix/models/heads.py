@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from hardmix.settings.config import Head
+from hardmix.settings.choices import Head
 
 HEADS: dict[Head, Callable[[int, int], nn.Module]] = {
     "linear": nn.Linear,

@@ -1,8 +1,6 @@
 """All settings of a run, checked before any image is read. Imports no torch.
 
-The names of the choices are here; the tables that map them to functions are next to those
-functions, and a test keeps the two equal. Defaults are the paper's for ImageNet-100 (App. C.1,
-official MoCo-v2).
+Defaults are the paper's for ImageNet-100 (App. C.1, official MoCo-v2).
 """
 
 from dataclasses import dataclass, field
@@ -10,61 +8,21 @@ from typing import Literal
 
 from hardmix.errors import InputError
 from hardmix.settings.bounds import check_above, check_at_least, check_between, nearest_first
+from hardmix.settings.choices import (
+    TRUNK_LR,
+    Augmentation,
+    CacheMode,
+    Compiled,
+    DataName,
+    Head,
+    OnNan,
+    Precision,
+    RealNegatives,
+    StrategyName,
+)
 from hardmix.settings.facts import setting
 from hardmix.settings.methods import METHOD_FACTS, MethodName, MethodOptions
-
-StrategyName = Literal[
-    "mochi",
-    "ranked-by-key",
-    "mixed-with-key",
-    "beta-weighted",
-    "one-minus-beta-weighted",
-    "log-beta-weighted",
-    "softmax-sampled",
-    "fixed-percentage",
-    "own",
-]
-"""How synthetic points are planned: Sec. 4 ("mochi") and the variants of App. B.2; "own" is your
-own function, passed to `pretrain` or `MochiLoss`."""
-
-RealNegatives = Literal["keep", "drop_hardest", "drop_all"]
-"""Which real negatives stay in the loss next to the synthetic ones. The paper keeps all; it never
-defines its row "(all queue)", and "drop_all" is our most plausible reading of it."""
-
-QueueStart = Literal["random", "empty"]
-"""What an unfilled slot holds: a random negative, as in official MoCo, or nothing."""
-
-DataName = Literal[
-    "shapes",
-    "cifar10",
-    "cifar100",
-    "stl10",
-    "imagenet",
-    "imagenet100",
-    "folder",
-    "list",
-    "shards",
-    "own",
-]
-"""Names of data sets. "folder" is any folder of images, "list" a text file of paths, "shards"
-WebDataset archives; all three are recognised from `root`. "own" is your own `ImageSet`, passed to
-`pretrain`."""
-
-CacheMode = Literal["auto", "memory", "file", "off"]
-"""Where decoded images are kept. "auto": in memory if they fit, in a file if decoding is slow;
-later commands use the file too."""
-
-Augmentation = Literal["moco-v1", "moco-v2", "plain"]
-"""What is applied to a view after its random crop: official MoCo's colour changes, or a flip."""
-Head = Literal["linear", "mlp"]
-OptimizerName = Literal["sgd", "lars", "adamw"]
-Schedule = Literal["cosine", "step"]
-TRUNK_LR = 0.1
-"""Factor on the learning rate of a trunk that starts from pre-trained weights; our choice."""
-Precision = Literal["auto", "fp32", "bf16", "fp16"]
-OnNan = Literal["stop", "skip"]
-Compiled = Literal["no", "encoders", "all"]
-"""What torch.compile compiles: nothing, the encoders, or the encoders and the loss."""
+from hardmix.settings.optimizer_options import OptimizerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,45 +145,6 @@ class MixConfig:
             raise InputError(
                 f"mix.num_pairs={self.num_pairs} with mix.num_hardest={self.num_hardest}: a pair"
                 " needs two different negatives; raise mix.num_hardest or set mix.num_pairs to 0."
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """The optimizer and its learning rate."""
-
-    name: OptimizerName = setting("sgd", label="{}", name="optimizer", later=True)
-    """SGD as in official MoCo, LARS for large batches (You et al. 2017), or AdamW."""
-    lr: float = setting(0.03, label="learning rate {}", name="learning rate")
-    """Initial learning rate; the paper uses 0.03 for batches of 128 and of 256."""
-    trunk_lr: float | None = setting(None, later=True, label="trunk's learning rate x {}")
-    """Factor on optimizer.lr for the trunk. Unset: 0.1 with model.init, otherwise 1."""
-    momentum: float = setting(0.9, name="optimizer momentum")
-    """Momentum of SGD and LARS. The key encoder's momentum is model.key_momentum."""
-    betas: tuple[float, ...] = setting((0.9, 0.999), later=True)
-    """The two decay rates of AdamW's running means."""
-    weight_decay: float = 1e-4
-    """Weight decay, applied as optimizer.decay_all says."""
-    decay_all: bool = setting(True, name="weight decay on norms and biases", later=True)
-    """Apply weight decay to norms and biases too, as official MoCo does. With LARS, parameters
-    without decay are not rescaled either."""
-    clip: float | None = setting(None, name="largest gradient norm", later=True)
-    """Clip the gradient to this norm. Unset: no clipping."""
-    warm_up_epochs: float = setting(0, name="learning-rate warm-up epochs", later=True)
-    """Epochs over which the learning rate rises linearly from 0 before the schedule begins."""
-    schedule: Schedule = "cosine"
-    """MoCo-v2's cosine, updated once per epoch, or MoCo-v1's step schedule."""
-    milestones: tuple[int, ...] = setting((120, 160), name="milestones of the step schedule")
-    """Epochs at which the step schedule divides the learning rate by ten."""
-
-    def __post_init__(self) -> None:
-        check_above(self, "optimizer", lr=0, clip=0)
-        check_at_least(self, "optimizer", trunk_lr=0, weight_decay=0, warm_up_epochs=0)
-        check_between(self, "optimizer", 0.0, 1.0, "momentum")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise InputError(
-                f"optimizer.betas={self.betas} must be two numbers, at least 0 and below 1: the"
-                " decay rates of AdamW's running means."
             )
 
 

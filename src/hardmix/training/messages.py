@@ -12,7 +12,8 @@ from hardmix.runtime.console import say, table, warn
 from hardmix.runtime.device import Compute, describe_device
 from hardmix.runtime.distributed import is_main, world_size
 from hardmix.runtime.profile import SKIPPED, Stopwatch
-from hardmix.settings.config import OptimizerConfig, PretrainConfig
+from hardmix.settings.config import PretrainConfig
+from hardmix.settings.optimizer_options import OptimizerConfig
 from hardmix.settings.saved import settings
 from hardmix.settings.titles import method_title
 

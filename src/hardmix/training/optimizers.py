@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hardmix.settings.config import OptimizerConfig, OptimizerName, PretrainConfig
+from hardmix.settings.choices import OptimizerName
+from hardmix.settings.config import PretrainConfig
+from hardmix.settings.optimizer_options import OptimizerConfig
 from hardmix.settings.schedules import cosine, step, warm_up
 
 Groups = list[dict[str, Any]]

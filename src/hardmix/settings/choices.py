@@ -1,0 +1,59 @@
+"""The choices that settings offer, by name. Imports no torch.
+
+The tables that implement them are next to the functions; a test keeps both equal.
+"""
+
+from typing import Literal
+
+StrategyName = Literal[
+    "mochi",
+    "ranked-by-key",
+    "mixed-with-key",
+    "beta-weighted",
+    "one-minus-beta-weighted",
+    "log-beta-weighted",
+    "softmax-sampled",
+    "fixed-percentage",
+    "own",
+]
+"""How synthetic points are planned: Sec. 4 ("mochi") and the variants of App. B.2; "own" is your
+own function, passed to `pretrain` or `MochiLoss`."""
+
+RealNegatives = Literal["keep", "drop_hardest", "drop_all"]
+"""Which real negatives stay in the loss next to the synthetic ones. The paper keeps all; it never
+defines its row "(all queue)", and "drop_all" is our most plausible reading of it."""
+
+QueueStart = Literal["random", "empty"]
+"""What an unfilled slot holds: a random negative, as in official MoCo, or nothing."""
+
+DataName = Literal[
+    "shapes",
+    "cifar10",
+    "cifar100",
+    "stl10",
+    "imagenet",
+    "imagenet100",
+    "folder",
+    "list",
+    "shards",
+    "own",
+]
+"""Names of data sets. "folder" is any folder of images, "list" a text file of paths, "shards"
+WebDataset archives; all three are recognised from `root`. "own" is your own `ImageSet`, passed to
+`pretrain`."""
+
+CacheMode = Literal["auto", "memory", "file", "off"]
+"""Where decoded images are kept. "auto": in memory if they fit, in a file if decoding is slow;
+later commands use the file too."""
+
+Augmentation = Literal["moco-v1", "moco-v2", "plain"]
+"""What is applied to a view after its random crop: official MoCo's colour changes, or a flip."""
+Head = Literal["linear", "mlp"]
+OptimizerName = Literal["sgd", "lars", "adamw"]
+Schedule = Literal["cosine", "step"]
+TRUNK_LR = 0.1
+"""Factor on the learning rate of a trunk that starts from pre-trained weights; our choice."""
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+OnNan = Literal["stop", "skip"]
+Compiled = Literal["no", "encoders", "all"]
+"""What torch.compile compiles: nothing, the encoders, or the encoders and the loss."""
