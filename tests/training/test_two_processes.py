@@ -21,7 +21,7 @@ from hardmix.errors import InputError
 from hardmix.evaluation.features import extract
 from hardmix.methods.base import Method
 from hardmix.mixing.plans import HardestNegatives, draw
-from hardmix.runtime import rendezvous
+from hardmix.runtime import addresses, rendezvous
 from hardmix.runtime.device import choose_compute
 from hardmix.runtime.distributed import gather_uneven, one_process_only
 from hardmix.runtime.launch import Launch, first_host, launched
@@ -259,9 +259,9 @@ def test_hosts_that_offer_a_loopback_address_are_named_before_gloo_fails(monkeyp
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     store = Store({"here-0": "node1 10.0.0.1", "here-1": "node2 127.0.1.1"})
     two_nodes, one_node = Launch(0, 2, 0, 1, "node1", 5), Launch(0, 2, 0, 2, "node1", 5)
-    rendezvous._check_addresses(store, one_node)
+    addresses.check_addresses(store, one_node)
     assert capfd.readouterr().err == ""
-    rendezvous._check_addresses(store, two_nodes)
+    addresses.check_addresses(store, two_nodes)
     shown = capfd.readouterr().err
     assert "node2 resolves to a loopback address" in shown
     assert "GLOO_SOCKET_IFNAME" in shown
@@ -269,7 +269,7 @@ def test_hosts_that_offer_a_loopback_address_are_named_before_gloo_fails(monkeyp
     monkeypatch.setattr(rendezvous, "_within", lambda *_: ([], {}, {}))
     assert "GLOO_SOCKET_IFNAME" in str(rendezvous._lost(store, two_nodes, 9.0, error))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
-    rendezvous._check_addresses(store, two_nodes)
+    addresses.check_addresses(store, two_nodes)
     assert capfd.readouterr().err == ""
 
 

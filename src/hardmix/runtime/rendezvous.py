@@ -21,7 +21,7 @@ import torch.distributed
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from hardmix.errors import InputError, OutputError, UnfinishedError
-from hardmix.runtime.console import warn
+from hardmix.runtime.addresses import check_addresses, interface_hint, own_address
 from hardmix.runtime.launch import Launch
 
 TIMEOUT = 300.0
@@ -45,7 +45,7 @@ def joined(launch: Launch | None, device: str = "auto", timeout: float = TIMEOUT
         yield
         return
     store = _meet(launch, timeout)
-    _check_addresses(store, launch)
+    check_addresses(store, launch)
     on_gpus = device != "cpu" and torch.cuda.is_available()
     if on_gpus:
         torch.cuda.set_device(_own_gpu(launch, device))
@@ -161,7 +161,7 @@ def _meet(launch: Launch, timeout: float) -> Any:
         )
         # A restart by torchrun must not read what the ranks before it have left.
         store = PrefixStore(f"hardmix-{launch.restart}", meeting_point)
-        store.set(f"here-{launch.rank}", f"{socket.gethostname()} {_own_address()}")
+        store.set(f"here-{launch.rank}", f"{socket.gethostname()} {own_address()}")
         return store, _missing(store, ["here"], list(range(launch.world_size)), timeout)
 
     nobody: tuple[Any, list[int]] = None, []
@@ -278,7 +278,7 @@ def _lost(store: Any, launch: Launch, timeout: float, error: RuntimeError) -> Ba
     ]
     if not words:
         first_line = str(error).strip().split("\n")[0]
-        return LostProcessError(_unknown_loss(first_line) + _interface_hint(launch))
+        return LostProcessError(_unknown_loss(first_line) + interface_hint(launch))
     if failed:
         return FailedProcessError(f"{'; '.join(words)}.")
     return LostProcessError(f"{'; '.join(words)}. --resume goes on from the last checkpoint.")
@@ -286,34 +286,6 @@ def _lost(store: Any, launch: Launch, timeout: float, error: RuntimeError) -> Ba
 
 def _host(store: Any, rank: int) -> str:
     return str(store.get(f"here-{rank}").decode().partition(" ")[0])
-
-
-def _check_addresses(store: Any, launch: Launch) -> None:
-    """Warn where gloo would offer an address that no other machine can reach."""
-    if launch.rank or launch.world_size == launch.local_world_size:
-        return
-    found = [store.get(f"here-{each}").decode().partition(" ") for each in range(launch.world_size)]
-    wrong = sorted({host for host, _, address in found if address.startswith("127.")})
-    if wrong and "GLOO_SOCKET_IFNAME" not in os.environ:
-        warn(f"{', '.join(wrong)} resolves to a loopback address.{_interface_hint(launch)}")
-
-
-def _interface_hint(launch: Launch) -> str:
-    """Between machines: what most often is the matter."""
-    if launch.world_size == launch.local_world_size:
-        return ""
-    return (
-        " Where a host's own name resolves to 127.0.1.1 (Debian's /etc/hosts), others cannot reach"
-        " it: set GLOO_SOCKET_IFNAME, and NCCL_SOCKET_IFNAME, to the network interface on"
-        " every node, such as eth0 or ib0 (docs/scaling.md)."
-    )
-
-
-def _own_address() -> str:
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return ""
 
 
 def _go_last(store: Any, launch: Launch, others: list[int]) -> None:

@@ -44,12 +44,12 @@ from hardmix.training.messages import (
     watch,
 )
 from hardmix.training.metric_logs import OnLog
+from hardmix.training.restoring import restore
 from hardmix.training.setup import Own, prepare
 from hardmix.training.state import (
     Training,
     check_ranks_agree,
     pause,
-    restore,
     save_checkpoint,
     settle,
 )

@@ -1,0 +1,124 @@
+"""A stopped run found again: its newest whole checkpoint, read by rank 0 and sent to the others."""
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hardmix.data.changed_data import describe_change
+from hardmix.errors import InputError
+from hardmix.runs.checkpoints import BITS, share_optimizer
+from hardmix.runtime.console import say, warn
+from hardmix.runtime.distributed import (
+    broadcast,
+    broadcast_text,
+    is_main,
+    rank,
+    share_state,
+    world_size,
+)
+from hardmix.training.state import Training
+
+
+def restore(training: Training, *, allow_changed_data: bool = False) -> bool:
+    """Go on from the newest whole checkpoint; False where there is none yet.
+
+    Rank 0 reads it and sends it to the others: no other needs the folder.
+    """
+    found = training.run.load_checkpoint() if is_main() else None
+    manifest = json.loads(broadcast_text(json.dumps(found and found.manifest)))
+    if manifest is None:
+        training.run.forget_after(-1)
+        return False
+    for name in found.broken if found else ():
+        warn(f"{name} does not match its checksum: the checkpoint before it is used.")
+    changed = _check_data(training, manifest, allow_changed_data)
+    tensors = found.tensors if found else {}
+    _load_method(training, tensors)
+    _load_optimizer(training, tensors)
+    _load_losses(training, tensors)
+    for name, value in {} if training.scaler is None else training.scaler.tensors().items():
+        broadcast(value.copy_(tensors.get(f"scaler.{name}", value)))
+    training.step, training.seconds = manifest["step"], manifest["seconds"]
+    steps = training.loader.steps_per_epoch
+    epoch, position = divmod(training.step, steps)  # of format 1, which saved at epochs' ends
+    training.epoch, training.position = (
+        manifest.get("epoch", epoch),
+        manifest.get("position", position),
+    )
+    training.skipped, training.best = manifest.get("skipped", 0), manifest.get("best")
+    if changed:
+        _forget_numbers(training, steps)
+    training.saved.step = training.step
+    training.run.forget_after(training.step, manifest.get("logs"))
+    before = manifest.get("processes", 1)
+    if before != world_size():
+        say(f"{before} processes before, {world_size()} now: the same images, other last bits.")
+    if manifest.get("bits", 1) != BITS:
+        say(
+            "This run was saved by an older hardmix, which drew other random numbers: it goes on as"
+            " well, but not to the bits of an unbroken run."
+        )
+    say(f"Going on from step {training.step}.")
+    return True
+
+
+def _check_data(training: Training, manifest: dict[str, Any], allowed: bool) -> bool:
+    mark = training.data.mark
+    if manifest["data"] in (mark, mark.split()[0]):  # format 1 called all shards "shards"
+        return False
+    change = broadcast_text(describe_change(training.run.images_file, training.data))
+    said = f"the images have changed since the run was started: {change}"
+    if not allowed:
+        raise InputError(
+            f"{said}. Resume with the same images, start a new run, or go on all the same with"
+            " --allow-changed-data."
+        )
+    warn(f"{said}. Going on with those that are there now.")
+    return True
+
+
+def _load_method(training: Training, tensors: dict[str, Tensor]) -> None:
+    if is_main():
+        state = {
+            name.removeprefix("objective."): tensor
+            for name, tensor in tensors.items()
+            if name.startswith("objective.")
+        }
+        try:
+            training.method.load_state_dict(state)
+        except RuntimeError as error:
+            raise InputError(
+                f"the checkpoint in {training.run.checkpoints} does not fit this network"
+                f" ({str(error).splitlines()[-1].strip()}): resume with the network and classes it"
+                " was trained with."
+            ) from error
+    share_state(training.method)
+
+
+def _load_optimizer(training: Training, tensors: dict[str, Tensor]) -> None:
+    prefix = "optimizer."
+    saved = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    try:
+        share_optimizer(training.optimizer, saved)
+    except (IndexError, RuntimeError) as error:
+        raise InputError(
+            f"the checkpoint in {training.run.checkpoints} does not fit the optimizer: resume with"
+            " the network and optimizer it was trained with."
+        ) from error
+
+
+def _load_losses(training: Training, tensors: dict[str, Tensor]) -> None:
+    """Each rank its own; with another number of ranks, their mean."""
+    saved = tensors.get("losses", torch.zeros(0, 0)).double()
+    shape = json.loads(broadcast_text(json.dumps(list(saved.shape))))
+    saved = broadcast(saved.clone() if is_main() else torch.zeros(shape, dtype=torch.float64))
+    mine = saved[rank()] if len(saved) == world_size() else saved.sum(dim=0) / max(1, len(saved))
+    training.losses = list(mine.float().to(training.compute.device).unbind())
+
+
+def _forget_numbers(training: Training, steps: int) -> None:
+    """Images and classes may have other numbers now, and an epoch another length."""
+    training.position = min(training.position, steps)
+    training.method.forget_images()
