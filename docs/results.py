@@ -6,13 +6,15 @@ For each grid in docs/results/grids it writes tables into docs/results/tables an
 docs/results/tables/figures, as `hardmix sweep GRID --collect --pairs` does; nothing is trained.
 """
 
+import os
 from pathlib import Path
 
 from hardmix.sweep.own_grids import read_grid
 from hardmix.sweep.planning import SweepOptions
 from hardmix.sweep.sweeping import sweep
 
-FOLDER = Path(__file__).parent / "results"
+FOLDER = Path(os.path.relpath(Path(__file__).parent / "results"))
+"""Relative: tables hold their command, and no path of a machine."""
 
 
 def main() -> None:
