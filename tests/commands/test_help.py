@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from hardmix.commands import argv
 from hardmix.commands import main as cli
 from hardmix.commands.options import FIRST, NOT_EVALUATED
 from hardmix.settings.methods import METHOD_FACTS
@@ -78,3 +79,16 @@ def test_no_help_needs_torch(words):
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("--cached", ["--cached", "True"]),
+        ("--no-cached", ["--cached", "False"]),
+        ("--cached False --seed 1", ["--cached", "False", "--seed", "1"]),
+        ("--seed 1 --cached", ["--seed", "1", "--cached", "True"]),
+    ],
+)
+def test_an_option_that_may_be_unset_works_as_a_flag(given, expected):
+    assert argv.with_value(given.split(), "cached", ("True", "False", "None")) == expected

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from hardmix.commands.options import wants_help
 from hardmix.errors import InputError
@@ -17,7 +17,7 @@ ResumeWord = Literal["no", "yes", "auto"]
 
 def run_config(arguments: Sequence[str]) -> tuple[PretrainConfig, list[str]]:
     """Return the config that holds the defaults (a recipe's, file's or run's) and the rest."""
-    rest = _with_resume(arguments)
+    rest = with_value(arguments, "resume", ("yes", "no", "auto"))
     named = rest.pop(0) if rest and not rest[0].startswith("-") else None
     if named is not None and named not in RECIPES:
         raise InputError(f"there is no recipe {named!r}: choose one of {_known(named, RECIPES)}.")
@@ -100,15 +100,14 @@ def _method(rest: Sequence[str]) -> str:
     return method
 
 
-def _with_resume(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with `--resume` alone as yes and `--no-resume` as no."""
+def with_value(arguments: Sequence[str], name: str, choices: Sequence[str]) -> list[str]:
+    """Return the arguments with `--NAME` alone as the first choice, `--no-NAME` as the second."""
     words = []
     for index, word in enumerate(arguments):
-        words += ["--resume", "no"] if word == "--no-resume" else [word]
-        if word == "--resume" and arguments[index + 1 : index + 2] not in [
-            [choice] for choice in get_args(ResumeWord)
-        ]:
-            words.append("yes")
+        words += [f"--{name}", choices[1]] if word == f"--no-{name}" else [word]
+        following = arguments[index + 1 : index + 2]
+        if word == f"--{name}" and not (following and following[0] in choices):
+            words.append(choices[0])
     return words
 
 

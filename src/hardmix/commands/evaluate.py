@@ -37,6 +37,10 @@ def evaluation_command(name: str) -> Callable[[list[str]], None]:
     def command(arguments: list[str]) -> None:
         own = argv.data_of_run(arguments)
         hints, docs, usual = typing.get_type_hints(kind), docs_of(kind), kind()
+        for each, hint in hints.items():
+            if hint == bool | None:
+                option = each.replace("_", "-")
+                arguments = argv.with_value(arguments, option, ("True", "False", "None"))
         made = [
             option_field(each, hint, getattr(usual, each), docs[each])
             for each, hint in hints.items()
