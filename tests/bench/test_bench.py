@@ -61,7 +61,7 @@ def test_the_command_measures_in_a_fresh_process_and_says_what_it_leaves_out(tmp
         cli.main(["bench", "loss", "--quick", "--device", "cpu", "--out", str(out)])
     shown = capfd.readouterr()
     assert ended.value.code == 0, shown.err
-    assert "stand in for CIFAR-10" in shown.out
+    assert "replace CIFAR-10" in shown.out
     (row, *_) = json.loads(out.read_text())["parts"]["loss"]
     assert row["allocator"] in jobs.ALLOCATORS
     assert {"plain_moco", "materialised", "hardmix", "hardmix_moco"} <= row["milliseconds"].keys()
@@ -221,7 +221,7 @@ def test_a_job_that_is_refused_is_the_users_to_mend(monkeypatch):
         (["--data.cifar", "nowhere"], ["--data.cifar nowhere", "generated images"]),
         (["--data.jpeg", "nowhere"], ["--data.jpeg nowhere"]),
         (["--out", "nowhere/bench.json"], ["--out nowhere/bench.json"]),
-        (["--out", "bench.md"], ["--out bench.md", "name it .json"]),
+        (["--out", "bench.md"], ["--out bench.md", "use .json"]),
     ],
 )
 def test_bad_input_is_one_line(arguments, words, capfd):

@@ -144,7 +144,7 @@ def test_wrong_input_is_one_message_and_status_2(run, tmp_path, capfd):
         cases = [
             (["watch", tmp_path / "none"], "is not a run"),
             (["watch", run, "--port", "70000"], "port=70000"),
-            (["watch", run, "--port", "-1"], "--port -1"),
+            (["watch", run, "--port", "-1"], "port=-1"),
             (["watch", run, "--port", port], f"port={port} cannot be used"),
             (["watch"], "RUN"),
         ]

@@ -172,7 +172,7 @@ def test_a_temperature_that_is_moco_v2s_stays_moco_v2s():
         == config_at(labelled("table1", "supervised"), "cifar10").train.temperature
     )
     assert set(chosen.values()) == {0.3}
-    assert "MoCo-v2: 0.3 here" in " ".join(describe_scale(first, "cifar10", temperature=0.3))
+    assert "is 0.3 here" in " ".join(describe_scale(first, "cifar10", temperature=0.3))
 
 
 def test_a_step_schedule_follows_the_epochs():

@@ -114,7 +114,7 @@ def test_runs_go_seed_by_seed_and_each_row_directly_after_its_baseline(file, tmp
     ("old", "new", "words"),
     [
         ("seeds = 3", "seed = 3", ["unknown key 'seed'", "seeds"]),
-        ("seeds = 3", "seeds = 0", ["seeds = 0", "below 1"]),
+        ("seeds = 3", "seeds = 0", ["seeds = 0", "at least 1"]),
         ("seeds = 3", "seeds = true", ["seeds = True", "int"]),
         ('recipe = "demo"', 'recipe = "dmo"', ["recipe = 'dmo'", "demo"]),
         ('method = "moco-v2"', 'method = "moco"', ["method = 'moco'", "moco-v2"]),

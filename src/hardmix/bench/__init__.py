@@ -1,1 +1,1 @@
-"""The performance claims, measured where you are."""
+"""Measures hardmix's performance claims on this machine."""

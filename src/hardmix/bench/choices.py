@@ -1,4 +1,4 @@
-"""What a user asks of `hardmix bench`. Imports no torch."""
+"""Options of `hardmix bench`. Imports no torch."""
 
 import difflib
 from dataclasses import dataclass
@@ -15,35 +15,35 @@ QUICK_ROUNDS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """Checked before anything is measured."""
+    """Options of a benchmark, checked before anything is measured."""
 
     parts: tuple[str, ...] = PARTS
-    """All of them where none is named."""
+    """Parts to run; all by default."""
     out: Path = Path("bench.json")
     rounds: int = 15
-    """How often variants take turns."""
+    """Number of rounds, in each of which every variant takes a turn."""
     quick: bool = False
-    """Tiny sizes and two rounds: shows that it works, judges nothing."""
+    """Tiny sizes and two rounds, to check that it works; the numbers mean nothing."""
     device: Device = "auto"
     cifar: Path | None = None
-    """Folder of CIFAR-10; without it, drawn shapes of the same size."""
+    """Folder of CIFAR-10. Unset: generated shapes of the same size."""
     jpeg: Path | None = None
-    """Folder of photographs; without it, generated ones."""
+    """Folder of photographs. Unset: generated ones."""
 
     def __post_init__(self) -> None:
         for name in self.parts:
             if name not in PARTS:
                 known = difflib.get_close_matches(name, PARTS, n=len(PARTS), cutoff=0.0)
-                raise InputError(f"there is no part {name!r}: choose of {', '.join(known)}.")
+                raise InputError(f"there is no part {name!r}: choose from {', '.join(known)}.")
         if self.rounds < 2:
-            raise InputError(f"--rounds {self.rounds} is below 2: quartiles need two or more.")
+            raise InputError(f"--rounds {self.rounds} must be at least 2, for quartiles.")
         if self.out.suffix == ".md":
-            raise InputError(f"--out {self.out}: the tables would replace it; name it .json.")
+            raise InputError(f"--out {self.out} must not end in .md, as the tables do: use .json.")
         if self.out.is_dir() or not self.out.absolute().parent.is_dir():
-            raise InputError(f"--out {self.out} is no file in a folder that exists: name another.")
+            raise InputError(f"--out {self.out} must be a file in an existing folder.")
         for option, folder in [("cifar", self.cifar), ("jpeg", self.jpeg)]:
             if folder is not None and not folder.is_dir():
                 raise InputError(
-                    f"--data.{option} {folder} is no folder: name one, or leave the option out for"
-                    " generated images."
+                    f"--data.{option} {folder} is not a folder: choose one, or omit the option to"
+                    " use generated images."
                 )

@@ -1,4 +1,4 @@
-"""What a reader must know to judge a benchmark and to repeat it."""
+"""What a reader must know to assess a benchmark and to repeat it."""
 
 import importlib.util
 import os
@@ -17,11 +17,11 @@ from hardmix.bench.memory_use import can_measure
 
 LIBRARIES = ("hardmix", "torch", "torchvision", "numpy", "pillow", "lightly")
 MATTERS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-"""Variables that change times."""
+"""Environment variables that affect times."""
 
 
 def circumstances(setup: Setup) -> dict[str, Any]:
-    """Machine, versions, command, and what else has a share in the numbers."""
+    """Return machine, versions, command, and what else affects the numbers."""
     return {
         "command": shlex.join(["hardmix", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -43,32 +43,32 @@ def circumstances(setup: Setup) -> dict[str, Any]:
 
 
 def notes(setup: Setup) -> list[str]:
-    """What is not measured here, or otherwise than with everything at hand."""
+    """Return notes on what is not measured here, or measured differently."""
     said = []
     if setup.quick:
         said.append("--quick: tiny sizes, only to see that it works; no limit is judged.")
     if not setup.lightly:
-        said.append("lightly is not installed and left out: pip install 'hardmix[peers]'.")
+        said.append("lightly is not compared, since it is not installed: 'hardmix[peers]'.")
     if "bf16" not in setup.precisions:
         said.append(f"bf16 is not measured ({setup.precision_reason}).")
     if setup.cifar is None:
-        said.append("no --data.cifar: drawn shapes of 32 px stand in for CIFAR-10.")
+        said.append("no --data.cifar: generated shapes of 32 px replace CIFAR-10.")
     if setup.jpeg is None:
-        said.append("no --data.jpeg: generated pictures of 500 x 375 stand in for photographs.")
+        said.append("no --data.jpeg: generated pictures of 500 x 375 replace photographs.")
     if setup.cores < 2 and setup.device == "cpu":
         said.append("1 core: training with 2 processes is not measured.")
     if not can_measure(setup.device):
-        said.append("memory on a CPU is measured on Linux only.")
+        said.append("memory on a CPU is only measured on Linux.")
     return said
 
 
 def load_average() -> list[float] | None:
-    """Of 1, 5 and 15 minutes, where the system tells it."""
+    """Return the load averages of 1, 5 and 15 minutes, if the system has them."""
     return list(os.getloadavg()) if hasattr(os, "getloadavg") else None
 
 
 def available_cores() -> int:
-    """Those that this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -84,7 +84,7 @@ def _module(library: str) -> str:
 
 
 def _cpu_name() -> str:
-    """The model's name; family and model number too, as a virtual machine may hide the rest."""
+    """Return the CPU's name, family and model number, since a virtual machine may hide some."""
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return platform.processor()

@@ -1,4 +1,4 @@
-"""Images per second of a whole training, loading included: lightly's CIFAR-10 MoCo example's job.
+"""Images per second of training including loading, as in lightly's CIFAR-10 MoCo example.
 
 A ResNet-18 with torchvision's own stem, batch 256, K 4096. The others train plain MoCo, we train
 MoCHi. Each block starts its worker processes, trains in full flow, and ends them.
@@ -35,7 +35,7 @@ from hardmix.training.state import Training
 
 EXAMPLE = StepSize("resnet18", 256, 32, queue=4096)
 LEAST_STEPS, MOST_WORKERS = 8, 8
-"""In a block; and as many worker processes as its example has, where there are cores for them."""
+"""Steps in a block; and the example's number of workers, if there are cores for them."""
 VIEWS: dict[str, type[OfficialViews] | type[LightlyViews]] = {
     "official": OfficialViews,
     "lightly": LightlyViews,
@@ -43,12 +43,12 @@ VIEWS: dict[str, type[OfficialViews] | type[LightlyViews]] = {
 
 
 def label(size: StepSize) -> str:
-    """For people."""
+    """Return a size as text."""
     return f"{size.backbone}, batch {size.batch}, K {size.queue}"
 
 
 def plan(setup: Setup) -> list[BenchJob]:
-    """Peers, and MoCHi in each precision."""
+    """Return the jobs: peers, and MoCHi in each precision."""
     names = [n for n in variants(setup.precisions, setup.lightly) if not n.startswith("moco_")]
     size = TINY if setup.quick else EXAMPLE
     load = small_size(setup)._replace(batch=size.batch)
@@ -68,7 +68,7 @@ def plan(setup: Setup) -> list[BenchJob]:
 
 
 def measure(settings: dict[str, Any], tell: Tell) -> list[Row]:
-    """All variants, in turns."""
+    """Measure all variants in turn."""
     size, load = StepSize(*settings["size"]), LoaderSize(*settings["loader"])
     device = settings["device"]
     data = small_data(load.root, load.image_size, load.number)
@@ -96,7 +96,7 @@ def measure(settings: dict[str, Any], tell: Tell) -> list[Row]:
 def peer_block(
     step: PeerStep, views: Views, images: ImageSet, load: LoaderSize, device: str
 ) -> float:
-    """Milliseconds of a block of steps, after one that waits for the workers to start."""
+    """Return the milliseconds of a block of steps, after one that waits for the workers."""
     with closing(pil_batches(images, views, load, device)) as batches:
         step(*next(batches))
 
@@ -108,7 +108,7 @@ def peer_block(
 
 
 def hardmix_block(training: Training, steps: int, device: str) -> float:
-    """Milliseconds of the last steps of an epoch, as `hardmix pretrain` trains it."""
+    """Return the milliseconds of the last steps of an epoch, trained by `hardmix pretrain`."""
     training.position = training.loader.steps_per_epoch - steps
     meter = Meter(None, "end to end", steps, 0)
     return milliseconds(partial(train_epoch, training, 0, meter), device)

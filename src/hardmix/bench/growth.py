@@ -34,7 +34,7 @@ LOSS_FACTORS = {
 STEP_BATCHES, STEP_IMAGE_SIZES = (16, 32, 64, 128), (64, 128, 224)
 PROCESSES = (1, 2)
 IMAGES = 8192
-"""Of the runs with many processes; a quarter of them fill the queue."""
+"""Images of the runs with several processes; a quarter of them fill the queue."""
 
 
 def plan(setup: Setup) -> list[BenchJob]:
@@ -76,7 +76,7 @@ def loss_items(setup: Setup) -> dict[str, LossShape]:
 
 
 def step_items(setup: Setup) -> dict[str, StepSize]:
-    """A ResNet-18 with batches of small images, and with ever larger images."""
+    """Return sizes of a ResNet-18 with growing batches, and with growing images."""
     if setup.quick:
         return {"step: batch = 8": TINY}
     batches = {f"step: batch = {n}": StepSize("resnet18-cifar", n, 32) for n in STEP_BATCHES}
@@ -85,7 +85,7 @@ def step_items(setup: Setup) -> dict[str, StepSize]:
 
 
 def processes_jobs(setup: Setup, rounds: int) -> list[BenchJob]:
-    """Training with 1, 2, ... processes, where each has a core or a GPU."""
+    """Return jobs that train with 1, 2, ... processes, if each has a core or a GPU."""
     counts = [number for number in PROCESSES if number <= devices(setup)]
     if len(counts) < 2:
         return []
@@ -102,7 +102,7 @@ def processes_jobs(setup: Setup, rounds: int) -> list[BenchJob]:
 
 
 def devices(setup: Setup) -> int:
-    """Cores, or GPUs."""
+    """Return the number of cores or GPUs."""
     if setup.device == "cpu":
         return setup.cores
     import torch
@@ -111,7 +111,7 @@ def devices(setup: Setup) -> int:
 
 
 def measure_processes(settings: dict[str, Any], tell: Tell) -> list[Row]:
-    """The demo recipe's training on so many processes, in turns."""
+    """Train the demo recipe on different numbers of processes, in turn."""
     images = settings["num_images"]
     blocks = {
         f"{number} processes": partial(train_on, number, settings)
@@ -122,7 +122,7 @@ def measure_processes(settings: dict[str, Any], tell: Tell) -> list[Row]:
 
 
 def train_on(processes: int, settings: dict[str, Any]) -> float:
-    """Milliseconds that the images take, by the run's own images per second in full flow."""
+    """Return the milliseconds for the images, by the run's own images per second."""
     images: int = settings["num_images"]
     threads = str(max(1, settings["cores"] // processes))
     with TemporaryDirectory() as folder:
@@ -139,6 +139,6 @@ def train_on(processes: int, settings: dict[str, Any]) -> float:
         environment = os.environ | {"OMP_NUM_THREADS": threads}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} ended badly: {done.stderr[-2000:]}")
+            raise RuntimeError(f"{' '.join(command)} failed: {done.stderr[-2000:]}")
         speeds: list[float] = [line["images_per_second"] for line in Run(run).metrics()]
     return 1000 * images / statistics.median(speeds[len(speeds) // 2 :])  # by then it mixes

@@ -1,4 +1,4 @@
-"""A measurement is a job for a fresh process: nothing of an earlier one is in its memory.
+"""A measurement is a job for a fresh process, unaffected by the memory of earlier ones.
 
 The process is `python -m hardmix.bench.worker JOB`. It writes JSON lines: {"turn": words} after
 each turn, {"result": rows} at the end, or {"refused": message}. Other lines are not for us.
@@ -17,9 +17,9 @@ from hardmix.errors import InputError
 SEED = 0
 
 Row = dict[str, Any]
-"""What is measured at one setting: times of each variant and round, and what follows from them."""
+"""Measurements at one setting: times of each variant and round, and derived numbers."""
 Tell = Callable[[str], None]
-"""Called after each turn with words on how far it is."""
+"""Called after each turn with the progress in words."""
 
 ALLOCATORS: dict[str, dict[str, str]] = {
     "heap": {
@@ -29,20 +29,20 @@ ALLOCATORS: dict[str, dict[str, str]] = {
     },
     "default": {},
 }
-"""glibc's settings. By default it gives large blocks back after each use, and page faults, more
-than arithmetic, make up the time of whoever allocates most; "heap" keeps them, for all alike."""
+"""glibc's settings. By default it returns large blocks after each use, and page faults rather than
+arithmetic dominate the time of whoever allocates most; "heap" keeps them, for all variants."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What all parts of a run have in common."""
+    """What all parts of a benchmark have in common."""
 
     rounds: int
     quick: bool
     device: str
     """cpu or cuda."""
     precisions: tuple[str, ...]
-    """fp32, and bf16 where there are units for it."""
+    """fp32, and bf16 if the hardware supports it."""
     precision_reason: str
     lightly: bool
     """Whether lightly is installed."""
@@ -52,7 +52,7 @@ class Setup:
 
     @property
     def allocators(self) -> list[str]:
-        """The one that limits are judged with comes first."""
+        """Allocators; the one that limits are judged with comes first."""
         if self.device != "cpu" or sys.platform != "linux":
             return ["default"]
         return ["heap"] if self.quick else list(ALLOCATORS)
@@ -72,12 +72,12 @@ class BenchJob:
     """Which function of worker.MEASURES."""
     settings: dict[str, Any]
     turns: int
-    """How often it tells that it is further on."""
+    """How often it reports progress."""
     allocator: str = "default"
 
 
 def run_job(job: BenchJob, tell: Tell) -> list[Row]:
-    """The job's rows, measured by a process of its own."""
+    """Return the job's rows, measured in a separate process."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
     environment |= ALLOCATORS[job.allocator]
     task = json.dumps({"kind": job.kind, "settings": job.settings})
@@ -97,7 +97,7 @@ def run_job(job: BenchJob, tell: Tell) -> list[Row]:
 
 
 def _message(line: str) -> dict[str, Any]:
-    """What a line says to us; nothing, if it is for people."""
+    """Return the message in a line; empty if the line is for people."""
     try:
         said = json.loads(line)
     except json.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""lightly's MoCo as its own example for CIFAR-10 uses it, to compare with.
+"""lightly's MoCo as in its own CIFAR-10 example, for comparison.
 
 Written against lightly 1.6; the extra `peers` installs it, and nothing else of hardmix imports it.
 """
@@ -19,7 +19,7 @@ DIM, MOMENTUM, LR = 128, 0.99, 0.06
 
 
 class LightlyStep:
-    """A whole training step; returns the loss. Its optimizer has no momentum, as its example's."""
+    """A complete training step; returns the loss. The optimizer has no momentum, as in lightly."""
 
     def __init__(
         self, trunk: nn.Module, width: int, size: int, temperature: float, device: str
@@ -64,5 +64,5 @@ class LightlyViews:
 
 
 def _lightly(name: str) -> Any:
-    """One of its modules. Optional, slow to import and without types."""
+    """Import one of lightly's modules, which is optional, slow to import and untyped."""
     return import_module(f"lightly.{name}")

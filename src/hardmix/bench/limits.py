@@ -1,4 +1,4 @@
-"""Every limit that hardmix sets itself, and whether it was met here."""
+"""hardmix's performance limits, and whether they are met here."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -8,7 +8,7 @@ from hardmix.bench import end_to_end, loader_speed, loss_speed, start, step_spee
 from hardmix.bench.jobs import Row, Setup
 
 BUSY = 0.1
-"""Share of the cores taken by others above which threads wait for each other's turn."""
+"""Fraction of the cores used by other jobs above which results are unreliable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,19 +19,19 @@ class Limit:
     setting: str
     variant: str
     against: str | None
-    """The variant it is divided by, round by round; None: seconds."""
+    """The variant it is divided by, round by round; None for seconds."""
     must: float
     aim: float | None = None
     at_least: bool = False
-    """Else at most."""
+    """Whether the limit is a minimum; otherwise a maximum."""
 
     def met(self, measured: float, limit: float) -> bool:
-        """Whether the number is on the right side."""
+        """Return whether a number meets the limit."""
         return measured >= limit if self.at_least else measured <= limit
 
 
 def _faster(part: str, setting: str, than: str, ours: str, must: float, **more: Any) -> Limit:
-    """Theirs takes at least so many times as long as ours."""
+    """Return the claim that another variant takes at least this many times as long."""
     return Limit(
         part=part, setting=setting, variant=than, against=ours, must=must, at_least=True, **more
     )
@@ -40,7 +40,7 @@ def _faster(part: str, setting: str, than: str, ours: str, must: float, **more: 
 def _at_most(
     part: str, setting: str, ours: str, than: str | None, must: float, **more: Any
 ) -> Limit:
-    """Ours takes at most so many times as much as theirs."""
+    """Return the claim that a variant takes at most this many times as much as another."""
     return Limit(part=part, setting=setting, variant=ours, against=than, must=must, **more)
 
 
@@ -83,7 +83,7 @@ LIMITS: tuple[Limit, ...] = (
 
 
 def judge(parts: Mapping[str, list[Row]], setup: Setup) -> list[dict[str, Any]]:
-    """Every claim of the parts that were run, with what was measured, or why it was not."""
+    """Return every claim of the parts that were run, with the measurement or why there is none."""
     judged = []
     for claim in LIMITS:
         if claim.part not in parts:
@@ -119,7 +119,7 @@ def _measured(claim: Limit, row: Row) -> float:
 
 
 def _reason(claim: Limit, setup: Setup) -> str:
-    """Why a claim was not measured."""
+    """Return why a claim was not measured."""
     names = f"{claim.variant} {claim.against}"
     if setup.quick:
         return "sizes of --quick"

@@ -1,4 +1,4 @@
-"""How fast two views of an image are made: ours beside official MoCo's PIL pipeline.
+"""How fast two views of an image are made, compared with official MoCo's PIL pipeline.
 
 Both have the same cores and give batches on the training device. A block is measured in full flow:
 from a batch that has arrived to one that arrives later, while workers have more to do.
@@ -45,14 +45,14 @@ class LoaderSize(NamedTuple):
     image_size: int
     batch: int
     batches: int
-    """In a block."""
+    """Batches in a block."""
     workers: int
     number: int
-    """Images, where they are generated."""
+    """Number of images, if they are generated."""
 
 
 def small_size(setup: Setup) -> LoaderSize:
-    """CIFAR-10's images, or drawn ones of their size."""
+    """Return the size of CIFAR-10's images, or of generated ones."""
     if setup.quick:
         return LoaderSize("small", setup.cifar, 32, 8, 2, 1, 128)
     batches = max(16, FLOW * setup.cores)
@@ -105,7 +105,7 @@ def measure(settings: dict[str, Any], tell: Tell) -> list[Row]:
 
 
 def data_name(size: LoaderSize, images: ImageSet) -> str:
-    """Which images they were, without the user's folders."""
+    """Return which images were used, without the user's folders."""
     if size.source == "small":
         return images.name
     return "generated" if size.root is None else Path(size.root).name
@@ -146,7 +146,7 @@ def _drop(batches: Iterator[Pair], number: int) -> None:
 
 
 def _batches(size: LoaderSize) -> int:
-    """So many that no worker runs out of work: each is two batches ahead."""
+    """Return enough batches for every worker to be two batches ahead."""
     return size.batches + 3 * size.workers
 
 

@@ -1,4 +1,4 @@
-"""How long the loss takes, beside plain MoCo and MoCHi as usually written.
+"""How long the loss takes, compared with plain MoCo and MoCHi as usually written.
 
 Forward and backward, float32, once for each allocator, with 1 thread and with 2: limits are judged
 with the first allocator and the most threads.
@@ -19,22 +19,22 @@ WARM_UPS = 4
 SMALL, LARGE = LossShape(128, 16384, 1024, 1024, 128), LossShape(256, 65536, 1024, 1024, 512)
 """Those of the paper's ImageNet-100 runs, and near its ImageNet-1k runs."""
 TINY = LossShape(8, 64, 16, 16, 8)
-"""For --quick. Memory: runs every line once, so that what libraries set up is not counted."""
+"""For --quick, and to run every line once before memory is measured."""
 
 
 def label(shape: Sequence[int]) -> str:
-    """A shape for people: batch x K (N, s, s')."""
+    """Return a shape as text: batch x K (N, s, s')."""
     batch, negatives, *mochi = shape
     return f"{batch} x {negatives} ({', '.join(map(str, mochi))})"
 
 
 def shapes(setup: Setup) -> list[LossShape]:
-    """What the loss is measured at."""
+    """Return the shapes to measure the loss at."""
     return [TINY] if setup.quick else [SMALL, LARGE]
 
 
 def thread_counts(setup: Setup) -> list[int]:
-    """On a CPU, 1 and 2."""
+    """Return the numbers of threads: 1 and 2 on a CPU."""
     return sorted({1, min(2, setup.cores)}) if setup.device == "cpu" else [1]
 
 

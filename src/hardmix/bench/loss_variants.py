@@ -1,4 +1,4 @@
-"""Losses that the benchmark compares: plain MoCo, MoCHi as usually written, lightly's, ours.
+"""Losses that the benchmark compares: plain MoCo, MoCHi as usually written, lightly's, hardmix's.
 
 Every variant starts from the same raw query and key, normalises them, and ends with the gradient
 of the query; the negatives have unit length already, as a queue's keys have.
@@ -100,14 +100,14 @@ def lightly_bank(shape: LossShape, negatives: Tensor) -> Loss:
 
 
 def hardmix_mochi(shape: LossShape, negatives: Tensor) -> Loss:
-    """Ours."""
+    """The loss of hardmix."""
     mochi = MochiLoss(*shape[2:], temperature=TEMPERATURE)
     memory = MemoryQueue.prefilled(negatives)
     return lambda query, key: mochi(query, key, memory)
 
 
 def hardmix_moco(shape: LossShape, negatives: Tensor) -> Loss:
-    """Ours without synthetic points."""
+    """The loss of hardmix without synthetic points."""
     return hardmix_mochi(shape._replace(num_pairs=0, num_with_query=0), negatives)
 
 

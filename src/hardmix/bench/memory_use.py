@@ -1,4 +1,4 @@
-"""How much memory the loss and the whole step take at their peak, beside the others.
+"""Peak memory of the loss and of the whole step, compared with other libraries.
 
 Each variant in a fresh process, which has no memory to reuse, and with the default allocator. On a
 CPU it is what Linux counts as resident, on a GPU what torch has allocated.
@@ -22,11 +22,11 @@ from hardmix.bench.steps import TINY, StepSize, build_step, random_batch, varian
 
 LOSSES = ("plain_moco", "materialised", "hardmix")
 STEPS = 2
-"""The second has momentum buffers, which the first one makes."""
+"""Steps to measure; the second has the momentum buffers that the first creates."""
 
 
 def can_measure(device: str) -> bool:
-    """On a CPU only Linux tells the peak."""
+    """Return whether peak memory can be measured; on a CPU, only on Linux."""
     return device == "cuda" or sys.platform == "linux"
 
 
@@ -63,7 +63,7 @@ def _job(setup: Setup, kind: str, variant: str, setting: str, more: dict[str, An
 
 
 def measure_loss(settings: dict[str, Any], tell: Tell) -> list[Row]:
-    """MB that a variant's forward and backward take beyond what is there before."""
+    """Measure the MB that a variant's forward and backward passes add."""
     device, make = settings["device"], VARIANTS[settings["variant"]]
     torch.set_num_threads(settings["threads"])
     torch.manual_seed(settings["seed"])
@@ -96,7 +96,7 @@ def _row(settings: dict[str, Any], peak: float, tell: Tell) -> Row:
 
 
 def peak_mb(call: Callable[[], object], device: str) -> float:
-    """MB at the peak of a call, beyond what was there before."""
+    """Return the peak MB that a call adds."""
     gc.collect()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()

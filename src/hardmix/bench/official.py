@@ -1,4 +1,4 @@
-"""Official MoCo, written in its usual way, to compare with: its training step and its views.
+"""Official MoCo's training step and views as usually written, for comparison.
 
 A module whose queue is a buffer of dim x K, logits by einsum, a momentum update parameter by
 parameter, CrossEntropyLoss, plain SGD, images and weights in the contiguous format. One process, so
@@ -23,7 +23,7 @@ Images = Float[Tensor, "batch channels y x"]
 
 
 class OfficialMoco(nn.Module):
-    """Two encoders and a queue; a call gives logits and labels, and has written the queue."""
+    """Two encoders and a queue; a call returns logits and labels, and updates the queue."""
 
     queue: Float[Tensor, "dim K"]
     pointer: Int[Tensor, "1"]

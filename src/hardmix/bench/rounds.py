@@ -1,4 +1,4 @@
-"""Variants take turns, round by round, in one process: ratios then stay true on a noisy machine."""
+"""Variants take turns in one process, so that ratios hold on a noisy machine."""
 
 import gc
 import os
@@ -18,7 +18,7 @@ Block = Callable[[], float]
 def take_turns(
     setting: str, blocks: Mapping[str, Block], rounds: int, tell: Tell, warm_ups: int = 1
 ) -> Row:
-    """Every variant once in each round, each time from another variant on."""
+    """Run every variant once per round, each round starting with another one."""
     names = list(blocks)
     for name in names * warm_ups:
         blocks[name]()
@@ -46,7 +46,7 @@ def take_turns(
 
 
 def summary(times: Mapping[str, list[float]]) -> Row:
-    """Medians, minima, and each variant's paired ratio to each, beside the single times."""
+    """Return medians, minima, and paired ratios of all variants, with the single times."""
     return {
         "milliseconds": dict(times),
         "median_ms": {name: statistics.median(values) for name, values in times.items()},
@@ -59,7 +59,7 @@ def summary(times: Mapping[str, list[float]]) -> Row:
 
 
 def paired_ratio(values: list[float], others: list[float]) -> dict[str, float]:
-    """How many times as much as another variant in the same round: median and quartiles."""
+    """Return the ratio to another variant in the same round: median and quartiles."""
     ratios = [value / other for value, other in zip(values, others, strict=True)]
     if len(ratios) == 1:
         return dict.fromkeys(("low", "median", "high"), ratios[0])
@@ -68,7 +68,7 @@ def paired_ratio(values: list[float], others: list[float]) -> dict[str, float]:
 
 
 def milliseconds(work: Callable[[], object], device: str) -> float:
-    """How long it takes, until the device is done."""
+    """Return how long a call takes, until the device is done."""
     synchronize(device)
     start = time.perf_counter()
     work()
@@ -83,7 +83,7 @@ def synchronize(device: str) -> None:
 
 
 def _busy_seconds() -> float | None:
-    """Seconds all cores were busy for anybody, or were taken from a virtual machine."""
+    """Return the seconds that all cores were busy, or taken from a virtual machine."""
     file = Path("/proc/stat")
     if not file.exists():
         return None

@@ -1,4 +1,4 @@
-"""What people see of a benchmark: its rows, and which limits are met; on a page too."""
+"""Tables of a benchmark and of the limits that are met, for the terminal and as Markdown."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ NAMES = {
     "mochi_bf16_together": "hardmix MoCHi, bf16, keys in one group",
     "moco_bf16": "hardmix MoCo-v2, bf16",
 }
-"""Of the variants, for people."""
+"""Titles of the variants."""
 
 
 class Table(NamedTuple):
@@ -33,7 +33,7 @@ class Table(NamedTuple):
 
 
 def tables_of(part: str, rows: list[Row]) -> list[Table]:
-    """One for each setting, with a line for each variant; of growth one for each subject."""
+    """Return a table per setting with a line per variant; for growth, one per subject."""
     if part == "growth":
         subjects = dict.fromkeys(_subject(row) for row in rows)
         return [_growth(name, [row for row in rows if _subject(row) == name]) for name in subjects]
@@ -79,12 +79,12 @@ def _growth(subject: str, rows: list[Row]) -> Table:
 
 
 def _subject(row: Row) -> str:
-    """What grows: the first word of the setting."""
+    """Return what grows: the first word of the setting."""
     return str(row["setting"].partition(": ")[0])
 
 
 def _setting(row: Row) -> str:
-    """With the data, or the allocator and threads, where they differ from row to row."""
+    """Return the setting, with data, or allocator and threads if they vary."""
     if "data" in row:
         return f"{row['setting']}; {row['data']}"
     if "allocator" not in row:
@@ -101,7 +101,7 @@ def _ratio(paired: dict[str, float]) -> str:
 
 
 def limits_of(judged: list[dict[str, Any]]) -> Table:
-    """What was measured beside what was asked for."""
+    """Return a table of the measurements and their limits."""
     lines = []
     for claim in judged if any(claim["met"] is not None for claim in judged) else ():
         what = f"{_name(claim['variant'])} / {_name(claim['against'])}"
@@ -114,7 +114,7 @@ def limits_of(judged: list[dict[str, Any]]) -> Table:
 
 
 def how_many_met(judged: list[dict[str, Any]]) -> str:
-    """In a sentence."""
+    """Return in a sentence how many limits are met."""
     measured = [claim for claim in judged if claim["met"] is not None]
     met = sum(claim["met"] for claim in measured)
     return f"{met} of {len(measured)} limits met, {len(judged) - len(measured)} not measured."
@@ -134,12 +134,12 @@ def _verdict(claim: dict[str, Any]) -> str:
 
 
 def how_busy(rows: Iterable[Row]) -> str:
-    """How much of the cores others took: what makes a run void."""
+    """Return in a sentence how much of the cores other jobs used, which may invalidate it."""
     shares = [row["others_share"] for row in rows if row.get("others_share") is not None]
     if not shares:
         return ""
     words = (
-        f"Other jobs took {statistics.median(shares):.0%} of the cores in the median setting,"
+        f"Other jobs used {statistics.median(shares):.0%} of the cores in the median setting,"
         f" {max(shares):.0%} in the worst."
     )
     if max(shares) > BUSY:
@@ -148,7 +148,7 @@ def how_busy(rows: Iterable[Row]) -> str:
 
 
 def sections_of(report: dict[str, Any]) -> dict[str, str]:
-    """A report as Markdown: "circumstances", "limits", and each part that was measured."""
+    """Return a report as Markdown: circumstances, limits, and each part that was measured."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     machine = f"{report['cpu']}, {report['cores']} cores, {report['gpu'] or 'no GPU'}"
     facts = [

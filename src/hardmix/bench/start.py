@@ -1,4 +1,4 @@
-"""How long people wait: for `hardmix --help`, and for the first step of `hardmix pretrain demo`.
+"""Waiting time: of `hardmix --help`, and until the first step of `hardmix pretrain demo`.
 
 Each time in a fresh process, from its start. The demo's pictures are drawn once and kept in the
 cache, so that the first, unmeasured, time may take longer.
@@ -17,9 +17,9 @@ from hardmix.bench.rounds import Block, milliseconds, summary, take_turns
 
 FIRST_STEP, HELP = "hardmix pretrain demo, to its first step", "hardmix --help"
 MOST_ROUNDS = 5
-"""Seconds of a process vary little."""
+"""Most rounds: the times of a process vary little."""
 LONGEST = 300.0
-"""Seconds after which the first step will not come."""
+"""Seconds to wait for the first step."""
 POLL = 0.01
 
 
@@ -31,7 +31,7 @@ def plan(setup: Setup) -> list[BenchJob]:
 
 
 def measure(settings: dict[str, Any], tell: Tell) -> list[Row]:
-    """Both in turns; neither is a variant of the other, so that each has a row."""
+    """Measure both in turn; each has its own row, since neither is a variant of the other."""
     options = ["--train.device", settings["device"]]
     if settings["quick"]:
         options += ["--data.num-images", "256", "--train.queue-size", "64"]
@@ -58,7 +58,7 @@ def show_help() -> float:
 
 
 def first_step(options: list[str]) -> float:
-    """Milliseconds until metrics.jsonl has its first line; the run is ended then."""
+    """Return the milliseconds until metrics.jsonl has its first line; then stop the run."""
     with TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         command = [sys.executable, "-m", "hardmix", "pretrain", "demo", "--out", str(run)]
@@ -68,7 +68,7 @@ def first_step(options: list[str]) -> float:
         try:
             while not _has_line(run / "metrics.jsonl"):
                 if process.poll() is not None or time.perf_counter() - start > LONGEST:
-                    raise RuntimeError("hardmix pretrain demo took no step; its words are above")
+                    raise RuntimeError("hardmix pretrain demo took no step; see its output above")
                 time.sleep(POLL)
             return 1000 * (time.perf_counter() - start)
         finally:

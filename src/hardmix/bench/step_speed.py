@@ -25,16 +25,16 @@ from hardmix.data.batches import Batch
 RESNET18, RESNET50 = StepSize("resnet18-cifar", 64, 32), StepSize("resnet50", 16, 96)
 WARM_UPS = 2
 STEPS_ON_GPU = 10
-"""In a block: a single step is too short to time there."""
+"""Steps in a block: a single step is too short to time there."""
 
 
 def label(size: StepSize) -> str:
-    """For people."""
+    """Return a size as text."""
     return f"{size.backbone}, batch {size.batch}, {size.image_size} px"
 
 
 def sizes(setup: Setup) -> list[StepSize]:
-    """What steps are measured at."""
+    """Return the sizes to measure steps at."""
     return [TINY] if setup.quick else [RESNET18, RESNET50]
 
 

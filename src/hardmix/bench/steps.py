@@ -1,4 +1,4 @@
-"""One training step each of ours, official MoCo's and lightly's, behind one signature."""
+"""Training steps of hardmix, official MoCo and lightly, with the same signature."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -53,32 +53,32 @@ OURS: dict[str, tuple[MethodName, Precision]] = {
     "moco_bf16": ("moco-v2", "bf16"),
 }
 TOGETHER = "_together"
-"""At the end of one of these names: the keys are normalised all together, as the peers do it on one
-device, and not in four groups, which is our default and the paper's four GPUs."""
+"""Suffix of variants whose keys are normalised all together, as the peers do on one device, rather
+than in four groups, which is hardmix's default and stands for the paper's four GPUs."""
 PEERS = ("official", "lightly")
 """Both train plain MoCo in float32, as people run them."""
 
 
 def variants(precisions: tuple[str, ...], lightly: bool) -> list[str]:
-    """Everything that can be measured here, peers first."""
+    """Return all variants that can be measured here, peers first."""
     peers = [name for name in PEERS if lightly or name != "lightly"]
     return peers + [name for name, (_, precision) in OURS.items() if precision in precisions]
 
 
 def like_the_peers(names: list[str]) -> list[str]:
-    """Our MoCHi of these variants doing no more than they do."""
+    """Return hardmix's MoCHi variants that do no more than the peers."""
     return [name + TOGETHER for name in names if name.startswith("mochi_")]
 
 
 def build_step(variant: str, size: StepSize, device: str, folder: Path) -> Step:
-    """A variant's step, from random weights and a full queue; `folder` is for its own files."""
+    """Return a variant's step, from random weights and a full queue; `folder` is for its files."""
     torch.manual_seed(SEED)
     if variant in PEERS:
         peer = build_peer(variant, size, device)
         return lambda batch: peer(batch.query, batch.key)
     data = DataConfig(
         name="list",
-        root=listed(folder, size.queue + 2 * size.batch),  # so many that nothing is warned of
+        root=listed(folder, size.queue + 2 * size.batch),  # enough to avoid warnings
         image_size=size.image_size,
     )
     training = build_training(variant, size, device, data, folder / variant)
@@ -86,14 +86,14 @@ def build_step(variant: str, size: StepSize, device: str, folder: Path) -> Step:
     def step(batch: Batch) -> Tensor:
         loss = take_step(training, batch, epoch=0)
         training.step += 1
-        assert loss is not None, "a step on random images gave no number"
+        assert loss is not None, "a step on random images gave no loss"
         return loss
 
     return step
 
 
 def build_peer(name: str, size: StepSize, device: str) -> PeerStep:
-    """Another project's step, around the same network."""
+    """Return another project's step with the same network."""
     trunk, width = build_backbone(size.backbone)
     model, train = ModelConfig(), TrainConfig()
     if name == "lightly":
@@ -106,7 +106,7 @@ def build_peer(name: str, size: StepSize, device: str) -> PeerStep:
 def build_training(
     variant: str, size: StepSize, device: str, data: DataConfig, run: Path
 ) -> Training:
-    """Ours, as `hardmix pretrain` builds it, with a queue that is full and mixes at once."""
+    """Return hardmix's step as built by `hardmix pretrain`, with a full queue and mixing."""
     method, precision = OURS[variant.removesuffix(TOGETHER)]
     config = step_config(size, method, precision, device, data)
     if variant.endswith(TOGETHER):
@@ -119,7 +119,7 @@ def build_training(
 def step_config(
     size: StepSize, method: MethodName, precision: Precision, device: str, data: DataConfig
 ) -> PretrainConfig:
-    """The paper's settings for ImageNet-100 but for the sizes; no epochs without mixing."""
+    """Return the paper's settings for ImageNet-100 except the sizes, mixing from the start."""
     return PretrainConfig(
         recipe="bench",
         method=method,
@@ -142,7 +142,7 @@ def step_config(
 
 
 def fill_queue(training: Training) -> None:
-    """Random keys in every slot: MoCHi mixes none that were not written."""
+    """Fill every slot with random keys: MoCHi does not mix unwritten ones."""
     memory = training.method.memory
     assert memory is not None
     memory.enqueue(normalize(torch.randn_like(memory.keys), dim=1))

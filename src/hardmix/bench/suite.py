@@ -1,4 +1,4 @@
-"""Runs the parts one after the other, shows what came out, and writes it down."""
+"""Runs the parts one after the other, and prints and writes the results."""
 
 import importlib.util
 import json
@@ -43,13 +43,13 @@ PLANS: dict[str, Callable[[Setup], list[BenchJob]]] = {
     "memory": memory_use.plan,
     "growth": growth.plan,
 }
-"""By the names of `options.PartName`."""
+"""Parts by name."""
 
 RunBenchJob = Callable[[BenchJob, Tell], list[Row]]
 
 
 def bench(options: BenchOptions, run: RunBenchJob = run_job) -> dict[str, Any]:
-    """Measure what was asked for; returns what is written to `options.out`."""
+    """Run the requested parts; returns what is written to `options.out`."""
     setup = prepare_setup(options)
     began = time.perf_counter()
     report = circumstances(setup)
@@ -71,7 +71,7 @@ def bench(options: BenchOptions, run: RunBenchJob = run_job) -> dict[str, Any]:
     write_atomically(options.out, json.dumps(report, indent=1).encode() + b"\n")
     page = options.out.with_suffix(".md")
     write_atomically(page, "\n\n".join(sections_of(report).values()).encode() + b"\n")
-    say(f"{report['seconds']} s; everything is in {options.out}, the tables in {page}")
+    say(f"Took {report['seconds']} s. Wrote all results to {options.out} and the tables to {page}")
     return report
 
 
@@ -82,9 +82,9 @@ def _show(tables: list[Table]) -> None:
 
 
 def prepare_setup(options: BenchOptions) -> Setup:
-    """What this machine can measure."""
+    """Return what can be measured on this machine."""
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda: torch finds no GPU here; leave it out, or say cpu.")
+        raise InputError("--device cuda: torch finds no GPU here; omit it, or use cpu.")
     compute = choose_compute(options.device)
     return Setup(
         rounds=QUICK_ROUNDS if options.quick else options.rounds,
@@ -100,7 +100,7 @@ def prepare_setup(options: BenchOptions) -> Setup:
 
 
 def measure_part(name: str, setup: Setup, run: RunBenchJob) -> list[Row]:
-    """All jobs of a part, with progress and the time they will still take."""
+    """Run all jobs of a part, with progress and remaining time."""
     jobs = PLANS[name](setup)
     rows: list[Row] = []
     turns = sum(job.turns for job in jobs)

@@ -1,4 +1,4 @@
-"""Images to measure with: real ones where the user names a folder, else generated ones."""
+"""Images to measure with: real ones if the user names a folder, otherwise generated ones."""
 
 from pathlib import Path
 
@@ -17,14 +17,14 @@ JPEG_QUALITY = 92
 
 
 def small_data(root: str | None, size: int = 32, number: int | None = None) -> DataConfig:
-    """CIFAR-10, or drawn shapes, with MoCo-v2's views, the blur included as official MoCo's."""
+    """Return CIFAR-10 or generated shapes, with MoCo-v2's views including blur."""
     if root is not None:
         return DataConfig(name="cifar10", root=root, image_size=size)
     return DataConfig(name="shapes", num_images=number, image_size=size)
 
 
 def photographs(root: str | None, folder: Path, number: int) -> ImageSet:
-    """Those in the user's folder, or as many generated ones, written into `folder`."""
+    """Return the photographs in the user's folder, or generated ones written to `folder`."""
     if root is None:
         for index in range(number):
             Image.fromarray(_picture(index)).save(folder / f"{index}.jpg", quality=JPEG_QUALITY)
@@ -32,12 +32,12 @@ def photographs(root: str | None, folder: Path, number: int) -> ImageSet:
 
 
 def repeated(images: ImageSet, number: int) -> ImageSet:
-    """So many images, the same ones again and again."""
+    """Return this many images, repeating those that exist."""
     return images.select(torch.arange(number) % len(images))
 
 
 def listed(folder: Path, number: int) -> str:
-    """A list that names one small image so many times: for steps that get their batches anyhow."""
+    """Return a list with one small image repeated, for steps that get their batches otherwise."""
     Image.new("RGB", (8, 8)).save(folder / "black.png")
     file = folder / "images.txt"
     file.write_text("black.png\n" * number)
@@ -45,7 +45,7 @@ def listed(folder: Path, number: int) -> str:
 
 
 def _picture(seed: int) -> UInt8[np.ndarray, "height width 3"]:
-    """Smooth colours with grain: what a JPEG file of a photograph costs to decode."""
+    """Return smooth colours with grain, about as costly to decode as a photograph."""
     generator = np.random.default_rng(seed)
     coarse = generator.integers(0, 256, (12, 16, 3), dtype=np.uint8)
     smooth = np.asarray(Image.fromarray(coarse).resize(PHOTOGRAPH, Image.Resampling.BICUBIC))

@@ -33,7 +33,7 @@ MEASURES: dict[str, Callable[[dict[str, Any], Tell], list[Row]]] = {
 
 
 def main(task: str) -> None:
-    """Measure, and write what came out."""
+    """Measure and write the results."""
     job = json.loads(task)
     threads = torch.get_num_threads()
     if "lightly" in task:
