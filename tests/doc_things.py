@@ -107,6 +107,7 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "weights.pth": lambda file: torch.save(
         build_backbone("resnet18-narrow").trunk.state_dict(), file
     ),
+    "new-run": lambda _: None,
     "run": make_trained,
     "other-run": partial(make_trained, method="moco-v2"),
     "narrow-run": partial(make_run, backbone="resnet18-narrow"),
@@ -121,11 +122,13 @@ OWN_CODE = {
 
 THINGS: dict[str, dict[str, str]] = {
     "RUN": {
+        r"pretrain imagenet.* --resume auto": "new-run",
         r"detect": "narrow-run",
         r"export .*(torchvision|timm|detectron2)": "resnet-run",
         r"": "run",
     },
     "RUN-2": {r"": "other-run"},
+    "/tmp/lost": {r"pretrain --out": "run", r"": "new-run"},
     "runs/photos": {r"": "run"},
     "runs/photos-moco": {r"": "other-run"},
     "photos": {r"": "photos"},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hardmix.analysis.figures.gains import GainLine, GainPoint, forest, gain_over
+from hardmix.analysis.figures.paired_gains import GainLine, GainPoint, forest, gain_over
 from hardmix.analysis.figures.picture import png, save, svg
 
 

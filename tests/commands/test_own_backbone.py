@@ -98,7 +98,7 @@ def test_a_run_with_an_own_network_is_opened_again_by_every_command(package, cap
     assert run.config().model.backbone == "my_package:make_net"
     assert {"knn.json", "linear-cached.json"} <= {file.name for file in run.results.iterdir()}
     with (package / "features.csv").open() as file:
-        assert len(next(iter(list(csv.reader(file))[1:]))) == 2 + 12
+        assert len(next(iter(list(csv.reader(file))[1:]))) == 3 + 12  # name, label, class
     encoder = hardmix.load_encoder(package / "encoder.safetensors")
     images = torch.rand(2, 3, 32, 32)
     with torch.no_grad():

@@ -16,7 +16,7 @@ from hardmix.data.datasets import ImageSet, data_name, has_test, open_images
 from hardmix.data.image_files import UnreadableImage
 from hardmix.data.imagenet100 import SYNSETS
 from hardmix.data.shapes import CLASSES
-from hardmix.settings.choices import DataName
+from hardmix.settings.named_choices import DataName
 from hardmix.settings.config import DataConfig
 from places import SHARED
 

@@ -24,7 +24,7 @@ from hardmix import (
     plan_ranked_by_key,
     plan_softmax_sampled,
 )
-from hardmix.settings.choices import StrategyName
+from hardmix.settings.named_choices import StrategyName
 from hardmix.settings.schedules import decreasing
 from reference import unit
 

@@ -18,7 +18,7 @@ from hardmix.models.encoders import (
     shuffle_across,
     split_batch_norm,
 )
-from hardmix.settings.choices import Head
+from hardmix.settings.named_choices import Head
 from hardmix.settings.config import ModelConfig
 
 

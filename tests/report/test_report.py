@@ -244,7 +244,7 @@ def test_the_paper_s_own_settings_are_comparable_with_table_1(method, oracle, va
         ({"model__backbone": "small"}, {}, "backbone small instead of resnet50"),
         ({"data__image_size": 32}, {}, "image size 32 instead of 224"),
         ({"data__name": "cifar10"}, {"data": "cifar10"}, "trained on cifar10 instead of"),
-        ({}, {"data": "flowers"}, "trained on flowers instead of ImageNet-100"),
+        ({}, {"data": "flowers"}, "evaluated on flowers"),
         ({"mix__num_pairs": 7}, {}, "(N, s, s') (1024, 7, 128) instead of"),
         ({}, {"protocol": "cached features"}, "evaluated differently from the paper (cached"),
         ({"data__num_images": 500}, {}, "number of images 500 instead of all"),

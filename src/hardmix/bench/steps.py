@@ -18,9 +18,9 @@ from hardmix.models.backbones import build_backbone
 from hardmix.models.heads import HEADS
 from hardmix.runs.folder import Run
 from hardmix.runtime.signals import StopRequest
-from hardmix.settings.choices import Precision
 from hardmix.settings.config import DataConfig, MixConfig, ModelConfig, PretrainConfig, TrainConfig
 from hardmix.settings.methods import MethodName
+from hardmix.settings.named_choices import Precision
 from hardmix.settings.optimizer_options import OptimizerConfig
 from hardmix.training.setup import Own, prepare
 from hardmix.training.state import Training

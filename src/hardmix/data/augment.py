@@ -29,8 +29,8 @@ from hardmix.data.view_parameters import (
     draw_crops,
     draw_views,
 )
-from hardmix.settings.choices import Augmentation
 from hardmix.settings.config import DataConfig
+from hardmix.settings.named_choices import Augmentation
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's red, green and blue, as in official MoCo; used for every data set of colours."""

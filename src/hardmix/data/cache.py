@@ -41,7 +41,7 @@ from hardmix.runtime.atomic_files import room
 from hardmix.runtime.console import progress, say, warn
 from hardmix.runtime.distributed import rank, world_size
 from hardmix.runtime.signals import StopRequest, listening
-from hardmix.settings.choices import CacheMode
+from hardmix.settings.named_choices import CacheMode
 
 Read = Callable[[str], UInt8[Tensor, "channels height width"]]
 Place = Literal["memory", "file"]

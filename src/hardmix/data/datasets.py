@@ -31,8 +31,8 @@ from hardmix.data.shapes import CLASSES, cached_shapes
 from hardmix.data.shards import is_shards
 from hardmix.errors import InputError
 from hardmix.settings.bounds import nearest_first
-from hardmix.settings.choices import DataName
 from hardmix.settings.config import DataConfig
+from hardmix.settings.named_choices import DataName
 
 PROBED = 20
 """Files that are tried when a set is opened; one of them must be readable."""

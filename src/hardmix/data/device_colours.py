@@ -17,7 +17,7 @@ from hardmix.data import image_ops
 from hardmix.data.image_ops import Images, constant
 from hardmix.data.view_parameters import ColourParameters
 from hardmix.runtime.device import send
-from hardmix.settings.choices import Augmentation
+from hardmix.settings.named_choices import Augmentation
 
 HUE = 3
 """Its number in `ColourParameters.order`; the three below it are affine."""

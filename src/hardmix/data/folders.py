@@ -15,7 +15,7 @@ from hardmix.data.imagenet100 import SYNSETS
 from hardmix.data.video_frames import VIDEO_SUFFIXES, frame_names
 from hardmix.errors import InputError
 from hardmix.runtime.console import say, warn
-from hardmix.settings.choices import DataName
+from hardmix.settings.named_choices import DataName
 
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 """Names of the folder of test images beside `train`; the first that exists is taken."""

@@ -13,8 +13,8 @@ from hardmix.data.image_lists import list_paths, name_of_tests, read_list
 from hardmix.data.image_set import UNKNOWN, ImageSet
 from hardmix.data.imagenet100 import SYNSETS
 from hardmix.errors import InputError
-from hardmix.settings.choices import DataName
 from hardmix.settings.config import DataConfig
+from hardmix.settings.named_choices import DataName
 
 Split = Literal["train", "test"]
 

@@ -7,53 +7,38 @@ processes. If a GPU trains, uint8 crops travel and it does the rest; if not, the
 """
 
 import math
-import time
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import torch
-from jaxtyping import Float32, Int64, UInt8
+from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from hardmix.data.augment import (
     channel_statistics,
     colour_views,
-    crop_views,
-    evaluation_crop,
     make_views,
 )
 from hardmix.data.batches import Batch, Loader, batch_of, rows_of, steps_of
 from hardmix.data.datasets import checked, data_name, open_images
-from hardmix.data.image_files import UnreadableImage
 from hardmix.data.image_ops import normalise
 from hardmix.data.image_set import UNKNOWN, ImageSet
 from hardmix.data.own_views import Pipeline, choose_pipelines, make_own_views
 from hardmix.data.shard_loading import ShardLoader
-from hardmix.data.workers import WorkerPool, empty_to_send
-from hardmix.errors import InputError
+from hardmix.data.worker_reads import (
+    ReadImages,
+    check_unreadable,
+    first_readable,
+    read_evaluation,
+    read_views,
+)
+from hardmix.data.workers import WorkerPool
 from hardmix.runtime.console import say
 from hardmix.runtime.device import send
 from hardmix.runtime.distributed import rank, world_size
 from hardmix.runtime.profile import timed, timed_beside, timed_each
 from hardmix.runtime.random_numbers import permutation
 from hardmix.settings.config import DataConfig, TrainConfig
-
-TOGETHER = 1 << 22
-"""Bytes of images that a worker holds before it crops them: to draw the boxes of one photograph
-takes as long as those of ten."""
-
-
-class ReadImages(NamedTuple):
-    """What a worker makes of a list of images."""
-
-    pixels: UInt8[Tensor, "..."] | Float32[Tensor, "views batch channels size size"]
-    """Crops; or views that are coloured and normalised."""
-    ids: Int64[Tensor, " batch"]
-    unreadable: dict[int, str]
-    """Number of each image that is left out, and why."""
-    seconds: float = 0.0
-    """How long it took."""
 
 
 def open_loader(
@@ -87,7 +72,7 @@ def open_loader(
         images = known
     loader = ViewLoader(images, *options, views=views, parts=train.accumulate, pipelines=pipelines)
     if pipelines is not None:  # wrong ones are said now, not by a worker process later
-        first = torch.tensor([_first_readable(images)])
+        first = torch.tensor([first_readable(images)])
         image = images.image(int(first))
         make_own_views([image], first, pipelines, data, train.seed, 0)
     return images, loader
@@ -151,7 +136,7 @@ class ViewLoader:
         if self._pool is None:
             whole = self.config.workers > 0 and self.device.type == "cpu"
             reader = partial(
-                _read_views,
+                read_views,
                 self.images,
                 self.config,
                 self.seed,
@@ -163,7 +148,7 @@ class ViewLoader:
         for read in timed_each("waiting" if self.config.workers else "decode", reading):
             timed_beside(read.seconds if self.config.workers else 0.0)
             self.unreadable |= read.unreadable
-            _check_unreadable(self.unreadable, self.images, self.config.max_unreadable)
+            check_unreadable(self.unreadable, self.images, self.config.max_unreadable)
             with timed("augment"):
                 pixels = send(read.pixels, self.device)
                 views: Sequence[Tensor] = tuple(pixels)
@@ -201,14 +186,14 @@ def evaluation_batches(
     """
     images.decode_once()
     mean, std = channel_statistics(images.channels)
-    read = partial(_read_evaluation, images, image_size)
+    read = partial(read_evaluation, images, image_size)
     pool = WorkerPool(read, 0 if images.tensor is not None else workers, device)
     jobs = [ids.tolist() for ids in torch.arange(len(images)).split(batch_size) if len(ids)]
     unreadable: dict[int, str] = {}
     try:
         for pixels, ids, new, _ in pool.run(jobs):
             unreadable |= new
-            _check_unreadable(unreadable, images, max_unreadable)
+            check_unreadable(unreadable, images, max_unreadable)
             if len(ids):
                 pictures = normalise(send(pixels, device).float().div_(255), mean, std)
                 yield pictures, labels_of(images, ids), ids
@@ -219,116 +204,3 @@ def evaluation_batches(
 def labels_of(images: ImageSet, ids: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
     """Their classes, UNKNOWN where there are none."""
     return torch.full_like(ids, UNKNOWN) if images.labels is None else images.labels[ids]
-
-
-def _read_views(
-    images: ImageSet,
-    config: DataConfig,
-    seed: int,
-    views: int | tuple[Pipeline, ...],
-    whole: bool,
-    job: tuple[int, list[int]],
-) -> ReadImages:
-    """Decode and crop the views, if `whole` colour them too: a worker's part of training.
-
-    Pipelines of the user's own, in place of a number of views, do all of it.
-    """
-    started = time.perf_counter()
-    epoch, wanted = job
-    ids: list[Tensor] = []
-    crops: list[Tensor] = []
-    unreadable: dict[int, str] = {}
-    allowed = _allowed(images, config.max_unreadable)
-    for group_ids, group in _read_groups(images, wanted, unreadable, allowed):
-        ids.append(torch.tensor(group_ids))
-        crops.append(_make(group, ids[-1], views, config, seed, epoch))
-    if len(unreadable) > allowed:
-        return ReadImages(torch.empty(0, dtype=torch.uint8), torch.empty(0).long(), unreadable)
-    pixels, numbers = torch.cat(crops, dim=1), torch.cat(ids)
-    if whole and pixels.dtype == torch.uint8:
-        out = empty_to_send(pixels.shape)
-        colour_views(pixels, numbers, config, seed, epoch, out)
-        pixels = out
-    return ReadImages(pixels, numbers, unreadable, time.perf_counter() - started)
-
-
-def _read_groups(
-    images: ImageSet, wanted: list[int], unreadable: dict[int, str], allowed: int
-) -> Iterator[tuple[list[int], Sequence[Tensor] | Tensor]]:
-    """Images that are cropped together, and their numbers: for an unreadable one, the next."""
-    kept = images.together(wanted)
-    if kept is not None:
-        yield wanted, kept
-        return
-    ids: list[int] = []
-    group: list[Tensor] = []
-    held = 0
-    for index in wanted:
-        while (image := _read(images, index, unreadable)) is None:
-            if len(unreadable) > allowed:
-                return
-            index = (index + 1) % len(images)
-        ids.append(index)
-        group.append(image)
-        held += image.numel()
-        if held > TOGETHER:
-            yield ids, group
-            ids, group, held = [], [], 0
-    if group:
-        yield ids, group
-
-
-def _make(
-    images: Sequence[Tensor] | Tensor,
-    ids: Tensor,
-    views: int | tuple[Pipeline, ...],
-    config: DataConfig,
-    seed: int,
-    epoch: int,
-) -> Tensor:
-    """Crops, to be coloured; or views that a pipeline of the user's has finished."""
-    if isinstance(views, int):
-        return crop_views(images, ids, config, seed, epoch, views)
-    return make_own_views(list(images), ids, views, config, seed, epoch)
-
-
-def _first_readable(images: ImageSet) -> int:
-    """`checked` has found one among the first."""
-    return next(index for index in range(len(images)) if _read(images, index, {}) is not None)
-
-
-def _read_evaluation(images: ImageSet, size: int, wanted: list[int]) -> ReadImages:
-    """Decode and crop: a worker's part of evaluation."""
-    if images.tensor is not None:
-        ids = torch.tensor(wanted)
-        return ReadImages(evaluation_crop(images.tensor[ids], size), ids, {})
-    unreadable: dict[int, str] = {}
-    pixels = [_read(images, index, unreadable) for index in wanted]
-    crops = [evaluation_crop(image, size) for image in pixels if image is not None]
-    ids = torch.tensor([index for index in wanted if index not in unreadable], dtype=torch.int64)
-    return ReadImages(
-        torch.stack(crops) if crops else torch.empty(0, dtype=torch.uint8), ids, unreadable
-    )
-
-
-def _read(images: ImageSet, index: int, unreadable: dict[int, str]) -> Tensor | None:
-    try:
-        return images.image(index)
-    except UnreadableImage as error:
-        unreadable[index] = str(error)
-        return None
-
-
-def _allowed(images: ImageSet, share: float) -> int:
-    """How many images may be unreadable: one in any case, so that small sets are not stopped."""
-    return max(1, int(share * len(images)))
-
-
-def _check_unreadable(unreadable: dict[int, str], images: ImageSet, share: float) -> None:
-    if len(unreadable) > _allowed(images, share):
-        first = "; ".join(list(unreadable.values())[:5])
-        raise InputError(
-            f"{len(unreadable)} of {len(images)} images cannot be read, more than"
-            f" data.max_unreadable={share} allows: {first}. Repair or remove them, or raise the"
-            " limit."
-        )

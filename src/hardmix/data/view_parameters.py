@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hardmix.data.image_ops import CropBoxes
 from hardmix.runtime.random_numbers import uniform
-from hardmix.settings.choices import Augmentation
+from hardmix.settings.named_choices import Augmentation
 
 ATTEMPTS = 10
 """How often torchvision's RandomResizedCrop tries to fit a crop before it takes the centre."""

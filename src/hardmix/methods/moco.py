@@ -38,8 +38,8 @@ from hardmix.runtime.device import read_together
 from hardmix.runtime.distributed import gather, gather_batch, world_size
 from hardmix.runtime.profile import timed
 from hardmix.runtime.random_numbers import seed_of
-from hardmix.settings.choices import QueueStart
 from hardmix.settings.config import PretrainConfig
+from hardmix.settings.named_choices import QueueStart
 
 
 @dataclass

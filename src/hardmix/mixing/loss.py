@@ -37,7 +37,7 @@ from hardmix.mixing.variants import (
     plan_fixed_percentage,
     ranking_similarity,
 )
-from hardmix.settings.choices import RealNegatives, StrategyName
+from hardmix.settings.named_choices import RealNegatives, StrategyName
 
 
 class _Draws(NamedTuple):

@@ -18,7 +18,7 @@ from hardmix.mixing.checks import (
     check_whole,
 )
 from hardmix.mixing.unit_length import unit_vectors
-from hardmix.settings.choices import QueueStart
+from hardmix.settings.named_choices import QueueStart
 
 UNKNOWN = -1
 """The label and id of a slot that was given none; no negative number equals anything."""

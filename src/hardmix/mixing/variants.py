@@ -31,7 +31,7 @@ from hardmix.mixing.plans import (
     plan_mochi,
 )
 from hardmix.mixing.ranking import in_one_piece
-from hardmix.settings.choices import RealNegatives
+from hardmix.settings.named_choices import RealNegatives
 
 
 def plan_ranked_by_key(

@@ -18,8 +18,8 @@ from hardmix.errors import InputError
 from hardmix.models.backbones import build_backbone, feature_width
 from hardmix.models.heads import HEADS
 from hardmix.runtime.distributed import Exchange, world_size
-from hardmix.settings.choices import Head
 from hardmix.settings.config import ModelConfig
+from hardmix.settings.named_choices import Head
 
 UNSPLIT_WARNING = (
     "model.key_bn_splits=1 on one process: queries and keys are normalised with the statistics of"

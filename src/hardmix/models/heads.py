@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from hardmix.settings.choices import Head
+from hardmix.settings.named_choices import Head
 
 HEADS: dict[Head, Callable[[int, int], nn.Module]] = {
     "linear": nn.Linear,

@@ -14,7 +14,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from hardmix.errors import InputError
-from hardmix.settings.choices import Precision
+from hardmix.settings.named_choices import Precision
 
 
 class Compute(NamedTuple):

@@ -8,7 +8,9 @@ from typing import Literal
 
 from hardmix.errors import InputError
 from hardmix.settings.bounds import check_above, check_at_least, check_between, nearest_first
-from hardmix.settings.choices import (
+from hardmix.settings.facts import setting
+from hardmix.settings.methods import METHOD_FACTS, MethodName, MethodOptions
+from hardmix.settings.named_choices import (
     TRUNK_LR,
     Augmentation,
     CacheMode,
@@ -20,8 +22,6 @@ from hardmix.settings.choices import (
     RealNegatives,
     StrategyName,
 )
-from hardmix.settings.facts import setting
-from hardmix.settings.methods import METHOD_FACTS, MethodName, MethodOptions
 from hardmix.settings.optimizer_options import OptimizerConfig
 
 

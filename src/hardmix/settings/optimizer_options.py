@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from hardmix.errors import InputError
 from hardmix.settings.bounds import check_above, check_at_least, check_between
-from hardmix.settings.choices import OptimizerName, Schedule
 from hardmix.settings.facts import setting
+from hardmix.settings.named_choices import OptimizerName, Schedule
 
 
 @dataclass(frozen=True, kw_only=True)

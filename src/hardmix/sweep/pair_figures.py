@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hardmix.analysis.figures.gains import GainLine, GainPoint, forest, gain_over
+from hardmix.analysis.figures.paired_gains import GainLine, GainPoint, forest, gain_over
 from hardmix.analysis.figures.picture import Picture
 from hardmix.sweep.pairs import ACCURACIES, FoundTrend, Pairs, student_interval, values_over
 from hardmix.sweep.results import SweepResult

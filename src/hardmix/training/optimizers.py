@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hardmix.settings.choices import OptimizerName
 from hardmix.settings.config import PretrainConfig
+from hardmix.settings.named_choices import OptimizerName
 from hardmix.settings.optimizer_options import OptimizerConfig
 from hardmix.settings.schedules import cosine, step, warm_up
 

@@ -17,7 +17,7 @@ from hardmix.errors import InputError
 from hardmix.models.backbones import BACKBONES, build_backbone
 from hardmix.runs.folder import ENCODER_FORMAT, OWN_TRUNK
 from hardmix.runs.weight_files import Source, first_names
-from hardmix.settings.choices import Head
+from hardmix.settings.named_choices import Head
 from hardmix.weights.efficientnet_names import EFFICIENTNETS, is_numbered_flat, timm_names
 
 MAX_CHANNELS = 16
