@@ -16,8 +16,8 @@ from hardmix.data.datasets import ImageSet, data_name, has_test, open_images
 from hardmix.data.image_files import UnreadableImage
 from hardmix.data.imagenet100 import SYNSETS
 from hardmix.data.shapes import CLASSES
-from hardmix.settings.named_choices import DataName
 from hardmix.settings.config import DataConfig
+from hardmix.settings.named_choices import DataName
 from places import SHARED
 
 

@@ -22,9 +22,9 @@ from hardmix.data.datasets import ImageSet, has_test, open_images
 from hardmix.data.image_files import UnreadableImage
 from hardmix.models.backbones import BACKBONES
 from hardmix.runs.folder import Run
-from hardmix.settings.named_choices import DataName, OptimizerName
 from hardmix.settings.config import DataConfig
 from hardmix.settings.methods import METHOD_FACTS
+from hardmix.settings.named_choices import DataName, OptimizerName
 from hardmix.settings.saved import settings
 from hardmix.training.pretrain import pretrain
 from places import ROOT

@@ -18,8 +18,8 @@ from hardmix.models.encoders import (
     shuffle_across,
     split_batch_norm,
 )
-from hardmix.settings.named_choices import Head
 from hardmix.settings.config import ModelConfig
+from hardmix.settings.named_choices import Head
 
 
 def tiny_trunk(channels: int = 3, width: int = 6) -> nn.Module:

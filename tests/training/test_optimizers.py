@@ -15,8 +15,8 @@ from hardmix.errors import InputError, UnfinishedError
 from hardmix.models.encoders import build_encoder
 from hardmix.runs.checkpoints import FORMAT, optimizer_tensors, restore_optimizer
 from hardmix.runs.folder import Run
-from hardmix.settings.named_choices import OptimizerName
 from hardmix.settings.config import ModelConfig
+from hardmix.settings.named_choices import OptimizerName
 from hardmix.settings.optimizer_options import OptimizerConfig
 from hardmix.training.optimizers import (
     OPTIMIZERS,
