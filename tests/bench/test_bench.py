@@ -216,8 +216,8 @@ def test_a_job_that_is_refused_is_the_users_to_mend(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["stepp"], ["'stepp'", "choose of step"]),
-        (["--rounds", "1"], ["--rounds 1", "two or more"]),
+        (["stepp"], ["'stepp'", "choose from step"]),
+        (["--rounds", "1"], ["--rounds 1", "at least 2"]),
         (["--data.cifar", "nowhere"], ["--data.cifar nowhere", "generated images"]),
         (["--data.jpeg", "nowhere"], ["--data.jpeg nowhere"]),
         (["--out", "nowhere/bench.json"], ["--out nowhere/bench.json"]),

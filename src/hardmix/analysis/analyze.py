@@ -1,7 +1,7 @@
 """`hardmix analyze RUN...`: the paper's figures and more, for any runs.
 
-Figures of one run go to RUN/figures, those that compare runs to a folder of their own. What cannot
-be drawn is said, and the rest drawn.
+Figures of one run go to RUN/figures, those that compare runs to a separate folder. What cannot be
+drawn is reported.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,8 @@ class Analysis:
 def analyze(runs: Sequence[Path | str], out: Path | None = None) -> Analysis:
     """Draw and write every figure of these runs.
 
-    `out` is for those that compare runs: unset, RUN/figures of a single run, or figures/ here.
+    `out` is the folder of figures that compare runs; None means RUN/figures for a single run,
+    otherwise figures/.
     """
     check_installed()
     opened = [Run.open(path) for path in dict.fromkeys(Path(path) for path in runs)]

@@ -1,6 +1,6 @@
 """The gallery: sample images, their hardest negatives in a run's queue, their synthetic points.
 
-Encoders and queue are those of the newest whole checkpoint; the queue's ids tell the images.
+Encoders and queue are those of the newest intact checkpoint; the queue's ids identify the images.
 """
 
 from dataclasses import replace

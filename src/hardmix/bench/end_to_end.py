@@ -1,7 +1,7 @@
 """Images per second of training including loading, as in lightly's CIFAR-10 MoCo example.
 
-A ResNet-18 with torchvision's own stem, batch 256, K 4096. The others train plain MoCo, we train
-MoCHi. Each block starts its worker processes, trains in full flow, and ends them.
+A ResNet-18 with torchvision's own stem, batch 256, K 4096. The others train plain MoCo, hardmix
+trains MoCHi. Each block starts its workers, trains at full speed, and stops them.
 """
 
 from contextlib import closing

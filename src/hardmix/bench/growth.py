@@ -1,7 +1,7 @@
 """How cost grows: the loss with K, N, s, s' and batch; the step with batch and image size.
 
-The loader with workers; training with processes, each of which gets its share of the cores or a
-GPU of its own.
+The loader with workers; training with processes, each of which gets its share of the cores, or its
+own GPU.
 """
 
 import os

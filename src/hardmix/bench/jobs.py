@@ -1,7 +1,7 @@
 """A measurement is a job for a fresh process, unaffected by the memory of earlier ones.
 
 The process is `python -m hardmix.bench.worker JOB`. It writes JSON lines: {"turn": words} after
-each turn, {"result": rows} at the end, or {"refused": message}. Other lines are not for us.
+each turn, {"result": rows} at the end, or {"refused": message}. Other lines are ignored.
 """
 
 import json

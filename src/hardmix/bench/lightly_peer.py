@@ -1,6 +1,6 @@
 """lightly's MoCo as in its own CIFAR-10 example, for comparison.
 
-Written against lightly 1.6; the extra `peers` installs it, and nothing else of hardmix imports it.
+Written against lightly 1.6; the extra `peers` installs it, and nothing else in hardmix imports it.
 """
 
 import copy

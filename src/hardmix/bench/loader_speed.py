@@ -1,7 +1,7 @@
 """How fast two views of an image are made, compared with official MoCo's PIL pipeline.
 
-Both have the same cores and give batches on the training device. A block is measured in full flow:
-from a batch that has arrived to one that arrives later, while workers have more to do.
+Both use the same cores and return batches on the training device. A block is measured at full
+speed: from the arrival of one batch to that of a later one, while workers are busy.
 """
 
 import itertools

@@ -1,7 +1,7 @@
 """Peak memory of the loss and of the whole step, compared with other libraries.
 
-Each variant in a fresh process, which has no memory to reuse, and with the default allocator. On a
-CPU it is what Linux counts as resident, on a GPU what torch has allocated.
+Each variant runs in a fresh process, which has no memory to reuse, with the default allocator. On a
+CPU, it is the resident memory reported by Linux; on a GPU, what torch has allocated.
 """
 
 import ctypes

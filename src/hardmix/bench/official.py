@@ -1,8 +1,8 @@
 """Official MoCo's training step and views as usually written, for comparison.
 
 A module whose queue is a buffer of dim x K, logits by einsum, a momentum update parameter by
-parameter, CrossEntropyLoss, plain SGD, images and weights in the contiguous format. One process, so
-that there is nobody to shuffle batch normalisation with. Views are made of PIL images, one by one.
+parameter, CrossEntropyLoss, plain SGD, images and weights in the contiguous format. It runs in one
+process, so batch normalisation is not shuffled. Views are made from PIL images, one by one.
 """
 
 import copy

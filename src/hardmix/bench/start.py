@@ -1,7 +1,7 @@
 """Waiting time: of `hardmix --help`, and until the first step of `hardmix pretrain demo`.
 
-Each time in a fresh process, from its start. The demo's pictures are drawn once and kept in the
-cache, so that the first, unmeasured, time may take longer.
+Each is measured in a fresh process, from its start. The demo's images are drawn once and cached, so
+the first, unmeasured round may take longer.
 """
 
 import subprocess

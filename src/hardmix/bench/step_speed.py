@@ -1,7 +1,7 @@
 """How long a whole training step takes: encoders, momentum update, loss, backward, SGD, queue.
 
-Ours is the code of `hardmix pretrain`. Images are noise that is there already: loader.py has the
-cost of making views.
+hardmix's step is the code of `hardmix pretrain`. Images are precomputed noise: loader_speed.py
+measures the cost of making views.
 """
 
 from functools import partial

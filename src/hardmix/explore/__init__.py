@@ -1,7 +1,7 @@
 """Exploring images with an encoder: duplicates, clusters, outliers, neighbours, wrong labels.
 
-Works on any features, a row each: `hardmix.explore.duplicates(features)`. Every name is imported
-when it is first used.
+Works on any features, one row per image: `hardmix.explore.duplicates(features)`. Every name is
+imported on first use.
 """
 
 from importlib import import_module

@@ -47,7 +47,7 @@ def clusters(
 ) -> Clusters:
     """Cluster the rows at unit length by k-means; by default into `number_of_clusters`.
 
-    The same for the same seed. Fewer clusters where fewer rows differ.
+    The same seed gives the same clusters. There are fewer clusters if fewer rows are distinct.
     """
     rows = unit_rows(features)
     wanted = number_of_clusters(len(rows)) if num_clusters is None else num_clusters

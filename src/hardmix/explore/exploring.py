@@ -169,9 +169,9 @@ def _features_of_file(encoder: TrainedEncoder, file: Path) -> Float32[Tensor, " 
 def edges_of(pictures: Pictures) -> Float32[np.ndarray, "n values"]:
     """Return the differences between neighbouring pixels of each picture at 16 x 16.
 
-    Copies have the same edges after another compression, size or brightness; two fields below a
-    sky, or two plates, have the same colours in the same places but other edges. The mean colour
-    counts a little: it is all that images of one colour have.
+    Copies keep their edges when compression, size or brightness change; two fields below a sky, or
+    two plates, have the same colours in the same places but different edges. The mean colour counts
+    a little, since images of a single colour have nothing else.
     """
     made = np.empty((len(pictures.tiles), 2 * 3 * SMALL * (SMALL - 1) + 4), np.float32)
     for row, tile in enumerate(pictures.tiles):

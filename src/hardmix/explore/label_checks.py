@@ -39,7 +39,8 @@ def mislabelled(
 ) -> Mislabelled:
     """Find labelled rows whose k nearest labelled rows have another label (-1: no label).
 
-    Suspect: at least half of the neighbours have one other label, at most a fifth the own one.
+    A label is suspect if at least half of the neighbours share another label and at most a fifth
+    have the row's own.
     """
     rows, known = checked_rows(features), checked_labels(labels)
     if len(known) != len(rows):

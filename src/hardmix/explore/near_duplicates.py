@@ -56,12 +56,12 @@ def duplicates(
 ) -> Duplicates:
     """Group rows whose cosine similarity to the one to keep is at least `threshold`.
 
-    `confirm` is a second description of the same rows, such as small pictures less their mean: its
-    cosines must reach `confirm_threshold` too. An encoder alone may call alike what is not.
+    `confirm` is a second description of the same rows, such as thumbnails minus their mean: its
+    cosines must reach `confirm_threshold` too, since an encoder alone may be mistaken.
     `preference` has a value for each row, such as (pixels, bytes): the row with the highest is
-    kept, and of equal ones the first. Rows are visited from the most preferred on; each that no
-    group has taken yet takes all that are similar enough. So whatever may go is similar to what is
-    kept, not only to a neighbour of a neighbour.
+    kept, or the first of equal ones. Rows are visited in order of preference; each that is not in
+    a group yet forms one with all that are similar enough. So every row that could be removed is
+    similar to the one that is kept, not only to a neighbour of it.
     """
     for name, value in (("threshold", threshold), ("confirm_threshold", confirm_threshold)):
         if not 0 < value <= 1:
@@ -102,7 +102,7 @@ def _by_preference(number: int, preference: Sequence[Any] | None) -> Int64[Tenso
 def _groups(judges: Sequence[tuple[Tensor, float]]) -> list[DuplicateGroup]:
     """Return groups of rows in order of preference, so that only later rows join a group.
 
-    Each judge has rows and a threshold; similarities are the first one's.
+    Each judge has rows and a threshold; similarities are those of the first judge.
     """
     rows, _ = judges[0]
     taken = np.zeros(len(rows), bool)

@@ -35,8 +35,8 @@ def neighbours(
 ) -> Neighbours:
     """Find the k most similar rows of `features` for each of its rows, or for each query.
 
-    Without `queries` a row is not its own neighbour. Fewer than k where there are fewer rows.
-    Equal similarities are ordered by the number of the row.
+    Without `queries`, a row is not its own neighbour. There are fewer than k if there are fewer
+    rows. Equal similarities are ordered by row.
     """
     if k < 1:
         raise InputError(f"k={k} must be at least 1: the number of neighbours.")
@@ -66,8 +66,8 @@ def neighbours(
 def centred(features: ArrayLike | Tensor) -> Float32[Tensor, "n dim"]:
     """Return features minus their mean, at unit length.
 
-    After a ReLU all features are positive, so that all cosines are high; without the mean,
-    unrelated images have a similarity near 0.
+    After a ReLU, all features are positive and all cosines high; without the mean, unrelated images
+    have a similarity near 0.
     """
     rows = checked_rows(features)
     return normalize(rows - rows.double().mean(dim=0).float(), dim=1)

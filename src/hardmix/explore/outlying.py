@@ -37,7 +37,7 @@ def outliers(
 ) -> Outliers:
     """Find rows that are unusually far from their k nearest neighbours for this set.
 
-    A row stands out where its score exceeds the median of all by `cutoff` robust deviations
+    A row stands out if its score exceeds the median by `cutoff` robust deviations
     (1.4826 times the median distance to the median).
     """
     return outlying(neighbours(features, k), cutoff)

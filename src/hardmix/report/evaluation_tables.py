@@ -1,7 +1,7 @@
 """Results of groups of runs, one table for each evaluation: mean, deviation, gain over MoCo-v2.
 
-Results are of one evaluation where their `ResultNumber.id` and their protocol are equal: titles
-are only shown.
+Results belong to the same evaluation if their `ResultNumber.id` and their protocol are equal;
+titles are only shown.
 """
 
 import json

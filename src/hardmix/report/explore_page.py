@@ -1,8 +1,8 @@
 """`hardmix explore RUN --out explore.html`: findings about images, on one page.
 
-Pictures stand in sprites (WebP, about a million pixels each), in the order of the clusters, so that
-what is looked at together is decoded together. Vectors are shortened to their first principal
-components and to 8 bits; similarities and neighbours that the page shows first are exact.
+Thumbnails are stored in sprites (WebP, about a million pixels each), in the order of the clusters,
+so that what is shown together is decoded together. Vectors are reduced to their first principal
+components at 8 bits; the similarities and neighbours that the page shows first are exact.
 """
 
 import base64

@@ -1,7 +1,7 @@
 """Pictures made of images: the gallery of hardest negatives, and the map of a run's features.
 
-Both are read from RUN/figures and checked value by value. The page has room for so many bytes of
-each; what does not fit is named with its place.
+Both are read from RUN/figures and checked value by value. The size of each on the page is limited;
+what does not fit is listed with its path.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """`hardmix report RUN... --out report.html`: a report of one or more runs, on one page.
 
-The page needs no network and no other file. Text from the runs goes through Jinja2's autoescape;
-scripts are limited by a content security policy to the one below, known by its hash.
+The page needs no network and no other file. Text from the runs goes through Jinja2's autoescape; a
+content security policy allows only the script below, by its hash.
 """
 
 import base64
@@ -95,8 +95,8 @@ def render(
 ) -> str:
     """Return the page's HTML. Sentences on what is missing are added to `missing`.
 
-    `live` stands before all else on a page that is refreshed by `script`, without the figures that
-    would have to be drawn anew each time.
+    `live` comes first on a page that is refreshed by `script`; such a page omits figures that would
+    have to be drawn again each time.
     """
     groups = grouping.group_runs(runs)
     missing.extend(evaluation_tables.unknown_results(runs) + grouping.repeated_seeds(groups))

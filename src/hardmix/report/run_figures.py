@@ -1,7 +1,7 @@
 """Figures: those that compare runs are drawn here, those of one run are read from its folder.
 
-Every SVG is rewritten from a list of what is allowed. The page has room for so many bytes; what
-does not fit is named with its place.
+Every SVG is rewritten from a list of allowed elements. The size of the page is limited; what does
+not fit is listed with its path.
 """
 
 import json

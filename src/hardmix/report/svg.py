@@ -1,8 +1,8 @@
 """SVG from a run's folder, made safe to embed in the page.
 
-The file may come from anybody: it is parsed, and only elements, attributes and styles on the lists
-below are written again. No scripts, no event attributes, no addresses but those inside the picture.
-Every id gets the picture's own prefix, so that several pictures on a page do not clash.
+The file is not trusted: it is parsed, and only elements, attributes and styles on the lists below
+are kept. No scripts, no event attributes, and no URLs except those inside the picture. Every id
+gets a prefix, so that several pictures on a page do not clash.
 """
 
 import re

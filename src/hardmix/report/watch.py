@@ -1,7 +1,7 @@
 """`hardmix watch RUN`: the report of a run that is still training, refreshed from its files.
 
-A small server for this machine alone: it listens on the loopback address, and answers nobody who
-was sent here under another name (DNS rebinding). It only reads.
+A small server for this machine only: it listens on the loopback address, and rejects requests for
+other host names (DNS rebinding). It only reads.
 """
 
 import hashlib

@@ -41,7 +41,7 @@ def write_checkpoint(
 ) -> Path:
     """Write a checkpoint of these bytes (see `pack`), then delete those not to be kept.
 
-    facts["keep"] protects it for ever, facts["best"] names the step of the best.
+    facts["keep"] protects it from deletion, facts["best"] is the step of the best checkpoint.
     """
     folder.mkdir(exist_ok=True)
     weights = folder / f"step-{step:08d}.safetensors"
@@ -165,7 +165,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Load what `optimizer_tensors` returned; a bare number is SGD's momentum (old versions).
 
-    What has a parameter's shape gets its memory format: fused optimizers pair by place in memory.
+    State of a parameter's shape gets its memory format, as fused optimizers require.
     """
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     values: dict[int, dict[str, Tensor]] = {}

@@ -237,8 +237,8 @@ class Run:
     def save_checkpoint(self, step: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> int:
         """Write a checkpoint, delete old ones (checkpoints.py), and return its size in bytes.
 
-        A disk without room raises OSError, whose `filename` says what was to be written and how
-        much room there is; what was there before is whole.
+        A full disk raises OSError, whose `filename` says what was to be written and how much space
+        there is; existing files stay intact.
         """
         data = pack(tensors)
         try:

@@ -117,7 +117,7 @@ def read_safetensors(file: Path) -> Source:
 def pack_safetensors(tensors: dict[str, Tensor], facts: dict[str, str]) -> bytes:
     """Return a safetensors file with its metadata in this order: equal bytes for equal content.
 
-    The library writes facts in an order that differs from call to call.
+    The library writes metadata in an order that varies from call to call.
     """
     plain = save(tensors)
     start = 8 + int.from_bytes(plain[:8], "little")

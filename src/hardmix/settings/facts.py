@@ -3,7 +3,7 @@
     queue_size: int = setting(16384, label="K = {}", name="queue")
 
 They tell whether a setting may change on resume, whether another value makes another run, what
-tables, figures and sentences call it, and whether it is younger than the first version.
+tables, figures and sentences call it, and whether it was added after the first version.
 """
 
 import ast

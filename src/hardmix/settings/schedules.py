@@ -32,7 +32,7 @@ def warm_up(epoch: float, epochs: float) -> float:
 def mixing_started(now: float, warm_up: float) -> bool:
     """Sec. 5: no points are synthesised in the first 10 (ImageNet-100) or 15 (ImageNet-1k) epochs.
 
-    Counts from 0, in epochs or in steps; with a warm-up of 0, mixing starts at once.
+    Counts from 0, in epochs or in steps; with a warm-up of 0, mixing starts immediately.
     """
     return now >= warm_up
 

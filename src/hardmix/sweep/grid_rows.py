@@ -130,8 +130,8 @@ def paper_numbers(row: Row) -> dict[tuple[str, str], PaperRow]:
 def baseline_of(row: Row, rows: Sequence[Row]) -> Row | None:
     """Return the MoCo-v2 row that is the baseline: same K and epochs.
 
-    For MoCHi with the oracle it has the oracle too; for all else it has none. A row of a file names
-    its own.
+    For MoCHi with the oracle, the baseline has the oracle too; otherwise not. A row of a file names
+    its own baseline.
     """
     if row.own is not None:
         named = row.baseline or next((row.id for each in rows if each.baseline == row.id), "")

@@ -1,6 +1,6 @@
 """The user's own grid, from a small TOML file; see docs/sweeps.md. Imports no torch.
 
-Rows begin with a recipe and change settings by the names of config.json. Everything is checked
+Rows start from a recipe and change settings by their names in config.json. Everything is checked
 when the file is read, before anything is trained.
 """
 

@@ -1,7 +1,7 @@
 """Differences by seed: runs with the same seed share weights, images and views: noise cancels.
 
-The interval of a mean difference is Student's t at 95 %; a difference counts when its interval
-excludes 0.
+The 95 % interval of a mean difference is by Student's t; a difference is significant if its
+interval excludes 0.
 """
 
 import math

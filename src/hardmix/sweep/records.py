@@ -1,7 +1,7 @@
 """Records of finished runs: small JSON files from which all tables can be made again.
 
-RECORDS/NAME.json has the run's config, seed and measures, and what they depend on. It holds no path
-of a machine, so that it can be committed; the run's folder may then be deleted.
+RECORDS/NAME.json has the run's config, seed and measures, and what they depend on. It contains no
+paths, so that it can be committed; the run's folder may then be deleted.
 """
 
 import dataclasses

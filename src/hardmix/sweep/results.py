@@ -129,7 +129,7 @@ def _read(
 ) -> tuple[list[RunRecord], dict[int, str], list[dict[int, float]]]:
     """Return a row's finished folders, names by seed, and values by measure and seed.
 
-    A run whose folder is not here may have left its record.
+    A run whose folder is not here may have a record.
     """
     runs: list[RunRecord] = []
     names: dict[int, str] = {}

@@ -1,7 +1,7 @@
 """How a row of the paper becomes a run: at the paper's own scale, or on a laptop's CPU.
 
-At a small scale the paper's ratios stay: N/K, s/K, s'/K, epochs without mixing over epochs, and
-100 : 200 : 400 : 800 epochs. All else is the recipe's. Imports no torch.
+A small scale keeps the paper's ratios: N/K, s/K, s'/K, epochs without mixing over epochs, and 100 :
+200 : 400 : 800 epochs. Everything else is the recipe's. Imports no torch.
 """
 
 from collections.abc import Mapping

@@ -83,8 +83,8 @@ def sweep(
 ) -> Outcome:
     """Show the plan, run it, and write tables and the report; a dry run changes nothing.
 
-    `collect_only` trains nothing and makes the tables of what is finished or recorded; `pairs`
-    shows and draws differences by seed too.
+    `collect_only` trains nothing and makes tables of the finished or recorded runs; `pairs` also
+    shows and draws differences by seed.
     """
     if collect_only and not dry_run:
         tell(make_plan(options), Outcome(), pairs=pairs)

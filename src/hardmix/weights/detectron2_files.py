@@ -69,7 +69,7 @@ def weights_file(weights: Mapping[str, Tensor], suffix: str) -> bytes:
 class _Pickler(pickle.Pickler):
     """Writes arrays using only public names.
 
-    numpy's own way names a private module, which numpy 2 has moved: numpy 1 could not read it.
+    numpy's own pickling names a private module that numpy 2 has moved, which numpy 1 cannot read.
     """
 
     def reducer_override(self, obj: Any) -> Any:

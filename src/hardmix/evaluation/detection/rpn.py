@@ -92,7 +92,7 @@ class Rpn(nn.Module):
     ) -> dict[str, Float[Tensor, ""]]:
         """Objectness and L1 box loss of the drawn anchors.
 
-        Both are divided by the number of anchors asked for, also where fewer were drawn.
+        Both are divided by the requested number of anchors, even if fewer were sampled.
         """
         settings = self.settings
         objectness, box = output.logits.new_zeros(()), output.logits.new_zeros(())

@@ -1,7 +1,7 @@
 """Detection data, a detector's output, and the formats of a mask.
 
-Boxes are (x1, y1, x2, y2) in pixels, from edge to edge: the whole of an image is
-(0, 0, width, height). Both are in the pixels of the image file.
+Boxes are (x1, y1, x2, y2) in pixels, from edge to edge: a whole image is (0, 0, width, height).
+Boxes and masks are in the pixels of the image file.
 """
 
 from dataclasses import dataclass

@@ -135,8 +135,8 @@ def grouped_batches(
     """Yield batches endlessly, each of only wide or only tall images, to save padding.
 
     An entry is (epoch, position in `images`). An epoch's order is a function of (seed, epoch);
-    what is left of it waits for the next epoch, so that batches are full and no image is lost.
-    Each of several processes takes its share of one stream.
+    its remainder is used in the next epoch, so that batches are full and no image is lost.
+    Several processes share one stream.
     """
     if batch < 1 or not images:
         raise InputError(f"batch={batch} of {len(images)} images: both must be at least 1.")

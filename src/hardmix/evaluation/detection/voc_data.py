@@ -1,8 +1,8 @@
 """Data in the layout of PASCAL VOC: Annotations/*.xml, ImageSets/Main/*.txt, JPEGImages/*.
 
-A folder that holds VOC2007 and VOC2012 is read by the paper's protocol: train on trainval of both,
-test on the test images of 2007. Any other folder in this layout has the splits and classes that
-its own files name. Objects marked difficult are kept: the protocol trains on them.
+A folder with VOC2007 and VOC2012 follows the paper's protocol: train on trainval of both, test on
+the test images of 2007. For any other folder in this layout, splits and classes are those in its
+files. Objects marked difficult are kept: the protocol trains on them.
 """
 
 import math

@@ -66,8 +66,8 @@ def voc_ap(
 ) -> VocAP:
     """Return the AP of the detections in each image.
 
-    Of a class without objects detectron2 makes an AP of 0 (11 points) or NaN (area); here the
-    means leave it out. VOC itself has no such class.
+    For a class without objects, detectron2 reports an AP of 0 (11 points) or NaN (area); here the
+    means ignore it. VOC itself has no such class.
     """
     if len(images) != len(detections) or not images:
         raise InputError(
@@ -164,7 +164,8 @@ def average_precision(
 ) -> float:
     """Return the average precision, from recall and precision after each detection.
 
-    At a recall counts the best precision there or later: at 11 recalls, or under the whole curve.
+    The precision at a recall is the best one there or later; it is averaged over 11 recalls, or
+    over the whole curve.
     """
     best = np.append(np.maximum.accumulate(precision[::-1])[::-1], 0.0)
     if metric == "VOC07 11-point":
