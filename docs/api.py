@@ -57,7 +57,8 @@ GROUPS = {
     "Figures and reports": "analyze Analysis Picture write_report",
     "Errors and version": "InputError OutputError UnfinishedError __version__",
     "Types in signatures": """
-        settings.named_choices.StrategyName settings.named_choices.RealNegatives settings.named_choices.QueueStart
+        settings.named_choices.StrategyName settings.named_choices.RealNegatives
+        settings.named_choices.QueueStart
         settings.named_choices.DataName settings.methods.MethodName settings.methods.METHOD_FACTS
         runs.folder.Resume data.own_views.Pipeline training.metric_logs.OnLog""",
 }

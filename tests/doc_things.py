@@ -128,7 +128,6 @@ THINGS: dict[str, dict[str, str]] = {
         r"": "run",
     },
     "RUN-2": {r"": "other-run"},
-    "/tmp/lost": {r"pretrain --out": "run", r"": "new-run"},
     "runs/photos": {r"": "run"},
     "runs/photos-moco": {r"": "other-run"},
     "photos": {r"": "photos"},

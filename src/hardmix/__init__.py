@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hardmix.analysis.analyze import Analysis, analyze
     from hardmix.analysis.figures.picture import Picture
-    from hardmix.data.datasets import ImageSet, open_images
+    from hardmix.data.datasets import open_images
     from hardmix.data.image_files import UnreadableImage
+    from hardmix.data.image_set import ImageSet
     from hardmix.data.shapes import draw_shapes
     from hardmix.errors import InputError, OutputError, UnfinishedError
     from hardmix.evaluation.accuracy import Accuracy, accuracy_of
@@ -83,8 +84,9 @@ __version__ = "0.1.0"
 _HOME = {
     "analysis.analyze": "Analysis analyze",
     "analysis.figures.picture": "Picture",
-    "data.datasets": "ImageSet open_images",
+    "data.datasets": "open_images",
     "data.image_files": "UnreadableImage",
+    "data.image_set": "ImageSet",
     "data.shapes": "draw_shapes",
     "errors": "InputError OutputError UnfinishedError",
     "evaluation.accuracy": "Accuracy accuracy_of",

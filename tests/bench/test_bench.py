@@ -19,7 +19,7 @@ from hardmix.bench.rounds import summary, take_turns
 from hardmix.bench.steps import TINY, build_step, build_training, random_batch
 from hardmix.bench.test_images import listed, photographs
 from hardmix.commands import main as cli
-from hardmix.data.datasets import ImageSet
+from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import ViewLoader
 from hardmix.errors import InputError
 from hardmix.models.encoders import split_batch_norm

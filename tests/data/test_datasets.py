@@ -12,8 +12,9 @@ from PIL import Image
 from hardmix import InputError
 from hardmix.data import folders
 from hardmix.data.changed_data import fingerprint
-from hardmix.data.datasets import ImageSet, data_name, has_test, open_images
+from hardmix.data.datasets import data_name, has_test, open_images
 from hardmix.data.image_files import UnreadableImage
+from hardmix.data.image_set import ImageSet
 from hardmix.data.imagenet100 import SYNSETS
 from hardmix.data.shapes import CLASSES
 from hardmix.settings.config import DataConfig

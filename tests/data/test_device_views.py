@@ -5,7 +5,7 @@ import torch
 
 from hardmix.data.augment import channel_statistics, colour_views, make_views
 from hardmix.data.batches import batch_of
-from hardmix.data.datasets import ImageSet
+from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import ViewLoader
 from hardmix.settings.config import DataConfig
 from pretended_gpu import GPU, pretended_gpu

@@ -10,7 +10,7 @@ from PIL import Image
 from hardmix.data import shard_loading
 from hardmix.data.augment import channel_statistics, evaluation_crop, make_views
 from hardmix.data.batches import Batch
-from hardmix.data.datasets import ImageSet
+from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import ViewLoader, evaluation_batches, open_loader
 from hardmix.data.shard_loading import ShardLoader
 from hardmix.errors import InputError

@@ -11,7 +11,7 @@ import torch
 
 from hardmix import InputError
 from hardmix.data import image_files, video_frames
-from hardmix.data.changed_data import describe_change, fingerprint, write_list
+from hardmix.data.changed_data import describe_change, fingerprint, record_data, write_list
 from hardmix.data.datasets import open_images
 from hardmix.data.image_files import UnreadableImage, missing_reader, read_image
 from hardmix.data.loading import ViewLoader
@@ -112,10 +112,12 @@ def test_a_folder_with_videos(tmp_path):
     more = open_images(DataConfig(root=str(tmp_path), image_size=16, frames_per_second=2.0))
     assert len(more) == 28
     mark = fingerprint(images)
-    write_list(tmp_path / "images.txt.gz", images)
+    write_list(tmp_path / "images.txt.gz", record_data(images, DataConfig()))
     shutil.copy(tmp_path / "cat" / "b.mp4", tmp_path / "dog" / "a.mp4")
     assert fingerprint(images) != mark
-    assert "11 changed in size" in describe_change(tmp_path / "images.txt.gz", images)
+    assert "11 changed in size" in describe_change(
+        tmp_path / "images.txt.gz", record_data(images, DataConfig())
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])

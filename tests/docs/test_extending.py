@@ -18,8 +18,9 @@ from safetensors.torch import load_file
 import hardmix
 from hardmix import InputError
 from hardmix.commands import main as cli
-from hardmix.data.datasets import ImageSet, has_test, open_images
+from hardmix.data.datasets import has_test, open_images
 from hardmix.data.image_files import UnreadableImage
+from hardmix.data.image_set import ImageSet
 from hardmix.models.backbones import BACKBONES
 from hardmix.runs.folder import Run
 from hardmix.settings.config import DataConfig

@@ -7,7 +7,7 @@ from torchvision.models import ResNet
 from torchvision.models.resnet import Bottleneck
 
 from gpu_events import FP32, gpu
-from hardmix.data.datasets import ImageSet
+from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import ViewLoader
 from hardmix.evaluation import linear
 from hardmix.evaluation.detection.c4 import C4Detector

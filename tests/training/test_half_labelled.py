@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 import ranks
-from hardmix.data.datasets import ImageSet
+from hardmix.data.image_set import ImageSet
 from hardmix.errors import InputError
 from hardmix.evaluation.features import extract
 from hardmix.settings.config import DataConfig

@@ -8,7 +8,7 @@ import torch
 
 import hardmix.training.pretrain as loop
 from gpu_events import gpu
-from hardmix.data.datasets import ImageSet
+from hardmix.data.image_set import ImageSet
 from hardmix.runs.folder import Run
 from hardmix.runtime.signals import StopRequest
 from hardmix.training import setup

@@ -13,7 +13,8 @@ from torch.nn.functional import normalize
 from hardmix.analysis.figures.maps import MapPoints, embedding_map, feature_spectrum
 from hardmix.analysis.figures.picture import Found, load
 from hardmix.analysis.tsne import FEWEST, MOST, tsne
-from hardmix.data.datasets import ImageSet, has_test, open_images
+from hardmix.data.datasets import has_test, open_images
+from hardmix.data.image_set import ImageSet
 from hardmix.data.thumbnails import thumbnail_of
 from hardmix.errors import InputError
 from hardmix.evaluation.features import Features, extract, load_encoder

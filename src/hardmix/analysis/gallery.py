@@ -14,9 +14,10 @@ from hardmix.analysis.figures.image_sheet import Neighbour, Parents, Query, gall
 from hardmix.analysis.figures.picture import Found, load
 from hardmix.data.augment import channel_statistics, evaluation_crop
 from hardmix.data.changed_data import fingerprint
-from hardmix.data.datasets import ImageSet, open_images
+from hardmix.data.datasets import open_images
 from hardmix.data.image_files import UnreadableImage
 from hardmix.data.image_ops import normalise
+from hardmix.data.image_set import ImageSet
 from hardmix.data.thumbnails import thumbnail_of
 from hardmix.errors import InputError
 from hardmix.methods.all_methods import build_method

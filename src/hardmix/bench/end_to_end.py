@@ -27,7 +27,8 @@ from hardmix.bench.steps import (
     variants,
 )
 from hardmix.bench.test_images import small_data
-from hardmix.data.datasets import ImageSet, open_images
+from hardmix.data.datasets import open_images
+from hardmix.data.image_set import ImageSet
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import Meter
 from hardmix.training.pretrain import train_epoch

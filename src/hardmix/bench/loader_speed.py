@@ -22,7 +22,8 @@ from hardmix.bench.jobs import SEED, BenchJob, Row, Setup, Tell
 from hardmix.bench.official import OfficialViews
 from hardmix.bench.rounds import milliseconds, take_turns
 from hardmix.bench.test_images import photographs, repeated, small_data
-from hardmix.data.datasets import ImageSet, open_images
+from hardmix.data.datasets import open_images
+from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import ViewLoader
 from hardmix.settings.config import DataConfig
 

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import UInt8
 from PIL import Image
 
-from hardmix.data.datasets import ImageSet, open_images
+from hardmix.data.datasets import open_images
+from hardmix.data.image_set import ImageSet
 from hardmix.settings.config import DataConfig
 
 PHOTOGRAPH = (500, 375)

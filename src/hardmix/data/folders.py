@@ -64,7 +64,7 @@ def list_folder(
     return Listing(files, [part[0] for part in parts])
 
 
-class Found(NamedTuple):
+class FolderContents(NamedTuple):
     """What a folder holds."""
 
     files: list[str]
@@ -73,7 +73,7 @@ class Found(NamedTuple):
     """How many other files there are, by their endings."""
 
 
-def find_images(folders: Iterable[Path]) -> Found:
+def find_images(folders: Iterable[Path]) -> FolderContents:
     """All files below that end as images and videos do; hidden ones are left out.
 
     Links are followed, yet every folder is entered once, however many links lead to it: a link to
@@ -95,7 +95,7 @@ def find_images(folders: Iterable[Path]) -> Found:
                     found.append(entry.path)
                 else:
                     ignored[suffix] += 1
-    return Found(sorted(found), ignored)
+    return FolderContents(sorted(found), ignored)
 
 
 def with_frames(files: Iterable[str], frames_per_second: float) -> list[str]:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hardmix.data.datasets import ImageSet, has_test, open_images
+from hardmix.data.datasets import has_test, open_images
+from hardmix.data.image_set import ImageSet
 from hardmix.errors import InputError
 from hardmix.evaluation.accuracy import Accuracy
 from hardmix.evaluation.features import Features, TrainedEncoder, extract, load_encoder

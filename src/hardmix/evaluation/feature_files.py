@@ -15,7 +15,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from hardmix.data.changed_data import fingerprint
-from hardmix.data.datasets import ImageSet, data_name, open_images
+from hardmix.data.datasets import data_name, open_images
+from hardmix.data.image_set import ImageSet
 from hardmix.errors import InputError
 from hardmix.evaluation.features import Features, TrainedEncoder, extract, load_encoder
 from hardmix.runs.folder import Run, versions

@@ -13,9 +13,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hardmix.data.augment import channel_statistics, evaluation_crop
-from hardmix.data.datasets import ImageSet
 from hardmix.data.image_files import convert_image, read_image
 from hardmix.data.image_ops import normalise
+from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import evaluation_batches
 from hardmix.errors import InputError
 from hardmix.models.backbones import build_backbone

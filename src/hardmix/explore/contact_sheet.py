@@ -8,8 +8,8 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from hardmix.data.augment import evaluation_crop
-from hardmix.data.datasets import ImageSet
 from hardmix.data.image_files import read_image
+from hardmix.data.image_set import ImageSet
 from hardmix.errors import InputError
 from hardmix.evaluation.feature_files import features_of
 from hardmix.evaluation.features import load_encoder

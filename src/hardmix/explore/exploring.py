@@ -10,9 +10,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hardmix.data.datasets import ImageSet
 from hardmix.data.image_files import printable
-from hardmix.data.image_set import UNKNOWN
+from hardmix.data.image_set import UNKNOWN, ImageSet
 from hardmix.errors import InputError
 from hardmix.evaluation.feature_files import features_of
 from hardmix.evaluation.features import Features, TrainedEncoder, load_encoder
@@ -58,7 +57,7 @@ class ExploreOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class Query:
+class OutsideImage:
     """A query image and its neighbours in the set."""
 
     name: str
@@ -89,7 +88,7 @@ class Exploration:
     outliers: Outliers
     mislabelled: Mislabelled | None
     """None without labels."""
-    queries: list[Query]
+    queries: list[OutsideImage]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -233,12 +232,12 @@ def _queries(
     mean: Float32[Tensor, " dim"],
     tile: int,
     channels: int,
-) -> list[Query]:
+) -> list[OutsideImage]:
     if not asked:
         return []
     near = neighbours(vectors, NEIGHBOURS, queries=torch.stack(asked) - mean)
     pairs = zip(files, near.indices, near.similarities, strict=True)
     return [
-        Query(printable(file), picture_of(file, channels, tile), indices, similarities)
+        OutsideImage(printable(file), picture_of(file, channels, tile), indices, similarities)
         for file, indices, similarities in pairs
     ]

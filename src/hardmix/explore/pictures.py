@@ -13,8 +13,8 @@ from jaxtyping import Int64, UInt8
 from PIL import Image
 from torch import Tensor
 
-from hardmix.data.datasets import ImageSet
 from hardmix.data.image_files import UnreadableImage, convert_image, read_image
+from hardmix.data.image_set import ImageSet
 from hardmix.data.workers import WorkerPool
 from hardmix.runtime.console import progress
 

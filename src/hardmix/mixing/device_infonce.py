@@ -1,7 +1,7 @@
 """Eq. 1 and 2 where each launch costs: on GPUs, and as one graph in `torch.compile`.
 
 The same equations as in `infonce`, in few operations, of which none makes the host wait and none
-adds floats in an order of chance. Points are made as vectors, at most 1 GiB of them at once.
+adds floats in an order of chance. MadePoints are made as vectors, at most 1 GiB of them at once.
 Axes: batch, K (negatives), S (synthetic points), dim.
 """
 
@@ -134,7 +134,7 @@ def _evaluate(
     )
 
 
-class Points(NamedTuple):
+class MadePoints(NamedTuple):
     """A plan's points, made."""
 
     similarity: Tensor
@@ -146,7 +146,7 @@ class Points(NamedTuple):
 
 def made_points(
     plan: MixPlan, query: Tensor, key: Tensor, negatives: Tensor, every_point: bool
-) -> Points:
+) -> MadePoints:
     """Eq. 3 and Sec. 4.2 as vectors: partners are rows of the negatives, the queries, the keys."""
     batch, number = plan.base.shape
     rows = torch.cat([negatives, query, key])
@@ -167,7 +167,7 @@ def made_points(
     similarity = torch.bmm(vectors, query.unsqueeze(2)).squeeze(2).div_(length).clamp_(-1.0, 1.0)
     if not every_point:
         similarity = similarity.masked_fill_(plan.base == NO_POINT, -torch.inf)
-    return Points(similarity, vectors, length)
+    return MadePoints(similarity, vectors, length)
 
 
 def _logits(similarity: Tensor, plan: MixPlan | None) -> Tensor:
@@ -178,7 +178,7 @@ def _logits(similarity: Tensor, plan: MixPlan | None) -> Tensor:
 
 
 def _weights(
-    points: Points, plan: MixPlan, probability: Tensor, wanted: Wanted
+    points: MadePoints, plan: MixPlan, probability: Tensor, wanted: Wanted
 ) -> tuple[Tensor, Tensor | None]:
     """Eq. 2's factors of the points' vectors, and of the query inside them: not its own gradient.
 

@@ -40,7 +40,7 @@ from hardmix.mixing.variants import (
 from hardmix.settings.named_choices import RealNegatives, StrategyName
 
 
-class _Draws(NamedTuple):
+class _Sampling(NamedTuple):
     """How a plan is asked for."""
 
     num_hardest: int
@@ -114,7 +114,7 @@ class MochiLoss(nn.Module):
         """
         embeddings = _unit_embeddings(query, key, negatives, check)
         exclude, not_mixed = _masks(query, negatives, exclude)
-        draws = _Draws(self.num_hardest, mix, generator, check)
+        draws = _Sampling(self.num_hardest, mix, generator, check)
         return self._contrast(embeddings, exclude, not_mixed, draws, overwrite=True)[0].loss
 
     def in_batch(
@@ -140,7 +140,7 @@ class MochiLoss(nn.Module):
         check_mask(exclude, len(query), len(query))
         exclude = own if exclude is None else own | exclude
         embeddings = _unit_embeddings(query, key, key, check)
-        draws = _Draws(min(self.num_hardest, len(query)), mix, generator, check)
+        draws = _Sampling(min(self.num_hardest, len(query)), mix, generator, check)
         return self._contrast(embeddings, exclude, exclude, draws, overwrite=True)[0].loss
 
     def contrast(
@@ -157,7 +157,7 @@ class MochiLoss(nn.Module):
         """The same with all that was measured on the way, and the plan, for `diagnostics`."""
         embeddings = _unit_embeddings(query, key, negatives, check)
         exclude, not_mixed = _masks(query, negatives, exclude)
-        draws = _Draws(self.num_hardest, mix, generator, check)
+        draws = _Sampling(self.num_hardest, mix, generator, check)
         return self._contrast(embeddings, exclude, not_mixed, draws, overwrite=False)
 
     def _contrast(
@@ -165,7 +165,7 @@ class MochiLoss(nn.Module):
         embeddings: Embeddings,
         exclude: Tensor | None,
         not_mixed: Tensor | None,
-        draws: "_Draws",
+        draws: "_Sampling",
         overwrite: bool,
     ) -> tuple[Contrast, MixPlan | None]:
         query, key, vectors = embeddings
@@ -197,7 +197,7 @@ class MochiLoss(nn.Module):
         embeddings: Embeddings,
         similarity: Tensor,
         not_mixed: Tensor | None,
-        draws: "_Draws",
+        draws: "_Sampling",
     ) -> tuple[MixPlan, Tensor | None]:
         """The strategy's plan, and the negatives that do not count themselves."""
         looks = wants_check(draws.check, similarity)

@@ -263,14 +263,14 @@ def uniform_numbers(
 def _drawn_from(
     generator: torch.Generator, rows: int, columns: int, dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, "rows columns"]:
-    if isinstance(generator, RowsGenerator):
+    if isinstance(generator, DrawsByRow):
         return generator.uniform_rows(rows, columns, dtype, device)
     uniform = torch.empty(rows, columns, dtype=dtype, device=generator.device)
     return uniform.uniform_(generator=generator).to(device)
 
 
 @runtime_checkable
-class RowsGenerator(Protocol):
+class DrawsByRow(Protocol):
     """A generator that makes a query's numbers by itself."""
 
     def uniform_rows(

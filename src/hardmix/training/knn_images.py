@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from hardmix.data.datasets import ImageSet, has_test, open_images
+from hardmix.data.datasets import has_test, open_images
+from hardmix.data.image_set import ImageSet
 from hardmix.runtime.console import say
 from hardmix.settings.config import PretrainConfig
 

@@ -5,7 +5,7 @@ import math
 import shlex
 from typing import Any
 
-from hardmix.data.datasets import ImageSet
+from hardmix.data.image_set import ImageSet
 from hardmix.runs.folder import Run
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say, table, warn

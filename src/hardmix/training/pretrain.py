@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hardmix.data.changed_data import record_data, write_list
-from hardmix.data.datasets import ImageSet
+from hardmix.data.image_set import ImageSet
 from hardmix.data.own_views import OWN_VIEWS, Pipeline
 from hardmix.data.workers import dead_workers_named
 from hardmix.errors import InputError, OutputError, UnfinishedError

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from hardmix.data.datasets import ImageSet
+from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import open_loader
 from hardmix.data.own_views import Pipeline
 from hardmix.errors import InputError

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hardmix.data.batches import Loader
 from hardmix.data.changed_data import DataRecord
-from hardmix.data.datasets import ImageSet
+from hardmix.data.image_set import ImageSet
 from hardmix.errors import InputError, OutputError, UnfinishedError
 from hardmix.methods.base import Method, StepOutcome
 from hardmix.runs.checkpoints import BITS, optimizer_tensors
