@@ -13,7 +13,7 @@ from torch import nn
 from hardmix.bench import growth, jobs, limits, loader_speed, speed_tables, suite, worker
 from hardmix.bench.choices import PARTS, BenchOptions
 from hardmix.bench.circumstances import notes
-from hardmix.bench.limits import CLAIMS, judge
+from hardmix.bench.limits import LIMITS, judge
 from hardmix.bench.official import OfficialMoco, OfficialStep, OfficialViews
 from hardmix.bench.rounds import summary, take_turns
 from hardmix.bench.steps import TINY, build_step, build_training, random_batch
@@ -24,7 +24,7 @@ from hardmix.data.loading import ViewLoader
 from hardmix.errors import InputError
 from hardmix.models.encoders import split_batch_norm
 from hardmix.settings.config import DataConfig
-from hardmix.training.pretrain import take_step
+from hardmix.training.step import take_step
 
 SETUP = suite.prepare_setup(BenchOptions(quick=True, device="cpu"))
 
@@ -93,9 +93,9 @@ def official_and_ours(tmp_path, steps):
     size = TINY._replace(num_pairs=0, num_with_query=0)
     data = DataConfig(name="list", root=listed(tmp_path, 100), image_size=size.image_size)
     training = build_training("mochi_fp32", size, "cpu", data, tmp_path / "run")
-    config, objective = training.config, training.objective
-    split_batch_norm(objective.pair.key, 1)  # official MoCo in one process has one group
-    encoder = copy.deepcopy(objective.pair.query)
+    config, method = training.config, training.method
+    split_batch_norm(method.pair.key, 1)  # official MoCo in one process has one group
+    encoder = copy.deepcopy(method.pair.query)
     theirs = OfficialMoco(
         nn.Sequential(encoder.trunk, encoder.head),
         config.model.dim,
@@ -103,7 +103,7 @@ def official_and_ours(tmp_path, steps):
         config.model.key_momentum,
         config.train.temperature,
     )
-    theirs.queue.copy_(objective.memory.keys.T)
+    theirs.queue.copy_(method.memory.keys.T)
     step = OfficialStep(theirs, config.optimizer)
     batch = random_batch(size, "cpu")
     losses = []
@@ -111,16 +111,16 @@ def official_and_ours(tmp_path, steps):
         ours = take_step(training, batch, epoch=0)
         training.step = number + 1
         losses.append((float(step(batch.query, batch.key)), float(ours)))
-    return losses, theirs, objective
+    return losses, theirs, method
 
 
 def test_official_moco_as_written_here_trains_as_ours_does_without_points(tmp_path):
-    losses, theirs, objective = official_and_ours(tmp_path, steps=4)
+    losses, theirs, method = official_and_ours(tmp_path, steps=4)
     for official, ours in losses:
         assert official == pytest.approx(ours, rel=1e-4)
     assert len({round(official, 4) for official, _ in losses}) == 4
-    assert torch.allclose(theirs.queue.T, objective.memory.keys, atol=1e-4)
-    for a, b in zip(theirs.key_encoder.parameters(), objective.pair.key.parameters(), strict=True):
+    assert torch.allclose(theirs.queue.T, method.memory.keys, atol=1e-4)
+    for a, b in zip(theirs.key_encoder.parameters(), method.pair.key.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-5)
 
 
@@ -171,8 +171,9 @@ def test_a_limit_is_met_missed_or_said_not_to_be_measured():
     setting = limits.loader_speed.SMALL_IMAGES
     row = {"setting": setting, "judged": True, "others_share": 0.5}
     row |= summary({"official": [60.0, 60.0], "hardmix": [10.0, 10.0]})
-    small, photos = judge({"loader": [row]}, setup)
-    assert [claim["met"] for claim in judge({"loader": [row]}, SETUP)] == [None, None]
+    small, files, photos = judge({"loader": [row]}, setup)
+    assert [claim["met"] for claim in judge({"loader": [row]}, SETUP)] == [None] * 3
+    assert files["note"] == "cannot be measured here"
     assert (small["measured"], small["met"], small["busy"]) == (6.0, True, True)
     assert (photos["met"], photos["note"]) == (None, "cannot be measured here")
     bf16, fp32 = judge({"end-to-end": []}, replace(setup, precisions=("fp32",)))
@@ -180,17 +181,17 @@ def test_a_limit_is_met_missed_or_said_not_to_be_measured():
     assert fp32["note"] == "lightly is not installed"
 
 
-def test_every_claim_is_about_something_that_a_whole_run_measures():
+def test_every_limit_is_about_something_that_a_whole_run_measures():
     whole = replace(
         SETUP, quick=False, rounds=15, precisions=("fp32", "bf16"), cores=2, lightly=True
     )
-    for claim in CLAIMS:
-        settings = json.dumps([job.settings for job in suite.PLANS[claim.part](whole)])
-        if claim.part not in ("start", "end-to-end"):  # these name their settings later
-            assert json.dumps(claim.setting)[1:-1] in settings
-        if claim.part not in ("start", "loader"):  # and these have one pair of variants each
-            assert f'"{claim.variant}"' in settings
-            assert f'"{claim.against}"' in settings
+    for limit in LIMITS:
+        settings = json.dumps([job.settings for job in suite.PLANS[limit.part](whole)])
+        if limit.part not in ("start", "end-to-end"):  # these name their settings later
+            assert json.dumps(limit.setting)[1:-1] in settings
+        if limit.part not in ("start", "loader"):  # and these have one pair of variants each
+            assert f'"{limit.variant}"' in settings
+            assert f'"{limit.against}"' in settings
 
 
 def test_many_processes_are_left_out_where_cores_are_fewer_and_this_is_said():

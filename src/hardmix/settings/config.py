@@ -70,7 +70,7 @@ class DataConfig:
     """Data set; may be left out where `root` tells it."""
     root: str | None = setting(None, resume=True)
     """Folder, text file of paths, or shards 'a-{000..099}.tar'. `shapes` needs none."""
-    test: str | None = setting(None, resume=True, later=True)
+    test: str | None = setting(None, resume=True, identity=False, later=True)
     """List or folder of test images, where `root` is one without any."""
     num_images: int | None = setting(None, name="number of images")
     """How many images: needed for shards; for `shapes`, how many to draw; else a limit."""
