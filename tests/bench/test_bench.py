@@ -171,8 +171,9 @@ def test_a_limit_is_met_missed_or_said_not_to_be_measured():
     setting = limits.loader_speed.SMALL_IMAGES
     row = {"setting": setting, "judged": True, "others_share": 0.5}
     row |= summary({"official": [60.0, 60.0], "hardmix": [10.0, 10.0]})
-    small, photos = judge({"loader": [row]}, setup)
-    assert [claim["met"] for claim in judge({"loader": [row]}, SETUP)] == [None, None]
+    small, files, photos = judge({"loader": [row]}, setup)
+    assert [claim["met"] for claim in judge({"loader": [row]}, SETUP)] == [None] * 3
+    assert files["note"] == "cannot be measured here"
     assert (small["measured"], small["met"], small["busy"]) == (6.0, True, True)
     assert (photos["met"], photos["note"]) == (None, "cannot be measured here")
     bf16, fp32 = judge({"end-to-end": []}, replace(setup, precisions=("fp32",)))

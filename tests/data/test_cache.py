@@ -152,6 +152,18 @@ def test_few_of_many_are_not_worth_decoding_all(folder):
     assert some.cache.kept is not None
 
 
+def test_for_epochs_a_few_of_many_are_kept_alone(folder):
+    options = config(folder, cache="memory")
+    some = open_images(options).select(torch.tensor([9, 2, 11, 3]))
+    loader = ViewLoader(some, options, 2, 1, CPU)
+    kept = [(*b.views, b.ids) for b in loader.epoch(0)]
+    assert len(loader.images.cache.kept) == 4
+    assert some.cache.kept is None
+    off = replace(some, cache=None)
+    without = ViewLoader(off, options, 2, 1, CPU).epoch(0)
+    assert_same(kept, [(*b.views, b.ids) for b in without])
+
+
 # -- kept for others
 
 
@@ -253,8 +265,14 @@ def test_processes_that_train_together_share_a_file(small, monkeypatch):
     monkeypatch.setattr(cache, "world_size", lambda: 2)
     images = open_images(config(small))
     images.decode_once()
-    assert len(cache_files()) == 1
     assert images.cache.kept is not None
+    assert cache_files() == [], "so few may be held by each"
+    monkeypatch.setattr(cache, "LITTLE", 1e3)
+    cache._held.clear()
+    images = open_images(config(small))
+    images.decode_once()
+    assert images.cache.kept is not None
+    assert len(cache_files()) == 1
 
 
 def test_too_much_for_the_memory_is_said_and_not_kept(small, capsys):

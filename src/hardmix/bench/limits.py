@@ -69,6 +69,7 @@ LIMITS: tuple[Limit, ...] = (
         for precision in ("bf16", "fp32")
     ),
     _faster("loader", loader_speed.SMALL_IMAGES, "official", "hardmix", 5.0),
+    _at_most("loader", loader_speed.SMALL_FILES, "files", "memory", 1 / 0.9),
     _faster("loader", loader_speed.PHOTOGRAPHS, "official", "hardmix", 1.3, aim=2.0),
     _faster("end-to-end", _EXAMPLE, "lightly", "mochi_bf16", 1.6),
     _faster("end-to-end", _EXAMPLE, "lightly", "mochi_fp32", 1.35),

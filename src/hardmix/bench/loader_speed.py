@@ -21,13 +21,14 @@ from torch.utils.data import DataLoader, Dataset
 from hardmix.bench.jobs import SEED, BenchJob, Row, Setup, Tell
 from hardmix.bench.official import OfficialViews
 from hardmix.bench.rounds import milliseconds, take_turns
-from hardmix.bench.test_images import photographs, repeated, small_data
+from hardmix.bench.test_images import as_files, photographs, repeated, small_data
 from hardmix.data.datasets import open_images
 from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import ViewLoader
 from hardmix.settings.config import DataConfig
 
 SMALL_IMAGES, PHOTOGRAPHS = "small images, 32 px", "photographs, 224 px"
+SMALL_FILES = "small images in files, 32 px"
 NUM_SHAPES, NUM_GENERATED = 10_000, 100
 FLOW = 4
 """Batches from each worker in a block: batches of many workers come in bursts."""
@@ -41,7 +42,7 @@ class LoaderSize(NamedTuple):
     """What is loaded."""
 
     source: str
-    """small or jpeg."""
+    """small, png (the same in files) or jpeg."""
     root: str | None
     image_size: int
     batch: int
@@ -70,10 +71,11 @@ def jpeg_size(setup: Setup, workers: int | None = None) -> LoaderSize:
 
 
 def plan(setup: Setup) -> list[BenchJob]:
-    """Small images, and photographs."""
-    photographs = jpeg_size(setup)
+    """Small images, in memory and in files, and photographs."""
+    photographs, small = jpeg_size(setup), small_size(setup)
     name = f"photographs, {photographs.image_size} px"
-    items = {SMALL_IMAGES: small_size(setup), name: photographs}
+    in_files = small._replace(source="png", workers=0)  # nor has a set in memory any
+    items = {SMALL_IMAGES: small, SMALL_FILES: in_files, name: photographs}
     return [loader_job("loader", setup, items, setup.rounds)]
 
 
@@ -95,6 +97,13 @@ def measure(settings: dict[str, Any], tell: Tell) -> list[Row]:
                 "official": partial(official_block, images, size, device),
                 "hardmix": partial(hardmix_block, images, size, device),
             }
+            if size.source == "png":
+                images = images.subset(NUM_SHAPES, SEED)
+                files = as_files(images, Path(folder))
+                blocks = {
+                    "memory": partial(hardmix_block, images, size, device),
+                    "files": partial(hardmix_block, files, size, device),
+                }
             row = take_turns(name, blocks, settings["rounds"], tell)
         facts = {
             "images": size.batches * size.batch,
@@ -107,7 +116,7 @@ def measure(settings: dict[str, Any], tell: Tell) -> list[Row]:
 
 def data_name(size: LoaderSize, images: ImageSet) -> str:
     """Return which images were used, without the user's folders."""
-    if size.source == "small":
+    if size.source != "jpeg":
         return images.name
     return "generated" if size.root is None else Path(size.root).name
 
@@ -136,8 +145,8 @@ def hardmix_block(images: ImageSet, size: LoaderSize, device: str) -> float:
 
 
 def full_flow(batches: Iterator[Pair], size: LoaderSize, device: str) -> float:
-    """Milliseconds that a block's batches take, after one from each worker."""
-    _drop(batches, size.workers)
+    """Milliseconds that a block's batches take, after one from each worker or the first."""
+    _drop(batches, size.workers or 1)
     return milliseconds(partial(_drop, batches, size.batches), device)
 
 
@@ -148,7 +157,7 @@ def _drop(batches: Iterator[Pair], number: int) -> None:
 
 def _batches(size: LoaderSize) -> int:
     """Return enough batches for every worker to be two batches ahead."""
-    return size.batches + 3 * size.workers
+    return size.batches + 3 * (size.workers or 1)
 
 
 def pil_batches(

@@ -13,6 +13,8 @@ NAMES = {
     "lightly": "lightly (MoCo)",
     "official": "official MoCo",
     "hardmix": "hardmix",
+    "memory": "hardmix, a set in memory",
+    "files": "hardmix, the same as PNG files",
     "hardmix_moco": "hardmix, s = s' = 0",
     "mochi_fp32": "hardmix MoCHi, fp32",
     "moco_fp32": "hardmix MoCo-v2, fp32",

@@ -29,7 +29,16 @@ def photographs(root: str | None, folder: Path, number: int) -> ImageSet:
     if root is None:
         for index in range(number):
             Image.fromarray(_picture(index)).save(folder / f"{index}.jpg", quality=JPEG_QUALITY)
-    return open_images(DataConfig(name="folder", root=root or str(folder)))
+    # Decoded every time, as of a set that is too large to be kept.
+    return open_images(DataConfig(name="folder", root=root or str(folder), cache="off"))
+
+
+def as_files(images: ImageSet, folder: Path) -> ImageSet:
+    """Images that are in memory, as PNG files of which each is decoded once."""
+    assert images.tensor is not None
+    for index, image in enumerate(images.tensor.permute(0, 2, 3, 1)):
+        Image.fromarray(image.numpy()).save(folder / f"{index:06}.png", compress_level=1)
+    return open_images(DataConfig(name="folder", root=str(folder), cache="memory"))
 
 
 def repeated(images: ImageSet, number: int) -> ImageSet:

@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -56,6 +56,8 @@ DISK = 100e6
 """Bytes a second that any disk reads: images that are decoded faster are not worth a file."""
 FILE_SHARE = 5
 """How much larger than data.cache_gb a file may be that nobody has asked for."""
+LITTLE = 32e6
+"""Bytes that each of several processes may hold for itself."""
 TOGETHER = 1 << 22
 """Bytes of decoded images that travel at once from a worker."""
 ALONE_SECONDS = 2.0
@@ -89,6 +91,10 @@ class ImageCache:
     def image(self, row: int) -> UInt8[Tensor, "channels height width"] | None:
         """One image, if it is kept."""
         return None if self.kept is None else self.kept.image(row)
+
+    def only(self, files: Sequence[str]) -> "ImageCache":
+        """A cache of a part of the files."""
+        return replace(self, files=files, kept=None, _looked=False)
 
     def find(self) -> bool:
         """Take up what this process or another has kept, if it is still true of the files."""
@@ -155,7 +161,7 @@ class ImageCache:
         """Memory, a file or neither: as asked for, or whatever pays."""
         here = forecast.bytes <= self.limit
         if self.mode == "file" or (self.mode == "memory" and here):
-            return self._shared(self.mode)
+            return self._shared(self.mode, forecast)
         if self.mode == "memory":
             warn(
                 f"data.cache=memory: {forecast.bytes / 1e9:.1f} GB of decoded images exceed"
@@ -165,12 +171,12 @@ class ImageCache:
         dear = forecast.seconds > LONG and forecast.bytes / forecast.seconds < DISK
         if dear and forecast.bytes <= min(FILE_SHARE * self.limit, _free(self.file.parent) / 2):
             return "file"
-        return self._shared("memory") if here else None
+        return self._shared("memory", forecast) if here else None
 
-    def _shared(self, place: Place) -> Place:
-        """Processes that train together share a file, as those do that cannot share memory."""
-        alone = world_size() == 1 and hasattr(os, "memfd_create")
-        return place if alone else "file"
+    def _shared(self, place: Place, forecast: Forecast) -> Place:
+        """Processes that train together share a file, unless it is hardly worth one."""
+        alone = world_size() == 1 or forecast.bytes < LITTLE
+        return place if alone and hasattr(os, "memfd_create") else "file"
 
     def _make(self, place: Place, forecast: Forecast, stop: StopRequest) -> None:
         started = time.monotonic()

@@ -64,12 +64,21 @@ class ImageSet:
         rows = indices if self.rows is None else self.rows[indices].tolist()
         return self.cache.kept.images(rows)
 
-    def decode_once(self) -> None:
-        """Decode all images now and keep them, where data.cache has it so and it pays."""
-        if self.cache is not None and 2 * len(self) >= len(self.cache.files):
-            self.cache.fill()
-        elif self.cache is not None:  # a few of many: they alone are decoded, unless all are there
-            self.cache.find()
+    def decode_once(self, epochs: bool = False) -> "ImageSet":
+        """These images, decoded now and kept where data.cache has it so and it pays.
+
+        A few of many are worth it only for `epochs`, and then without the others.
+        """
+        cache = self.cache
+        if cache is None or cache.find():
+            return self
+        if 2 * len(self) >= len(cache.files):
+            cache.fill()
+        elif epochs:
+            cache = cache.only(self.files or ())
+            cache.fill()
+            return replace(self, cache=cache, rows=None)
+        return self
 
     def name_of(self, index: int) -> str:
         """The file, or "cifar10[123]"."""

@@ -112,7 +112,7 @@ class ViewLoader:
 
     def prepare(self) -> None:
         """Decode what is to be kept; else the first batch waits for it."""
-        self.images.decode_once()
+        self.images = self.images.decode_once(epochs=True)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch, from `first_step` on."""

@@ -34,7 +34,7 @@ class DataConfig:
     root: str | None = setting(None, resume=True)
     """Where the images are: a folder, a text file of paths, or shards such as
     'a-{000..099}.tar'. The data set `shapes` needs none."""
-    test: str | None = setting(None, resume=True, later=True)
+    test: str | None = setting(None, resume=True, identity=False, later=True)
     """List or folder of test images, if data.root has none."""
     num_images: int | None = setting(None, name="number of images")
     """Use at most this many images, chosen at random. Required for shards; for `shapes`, the
