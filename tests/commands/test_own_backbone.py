@@ -135,7 +135,7 @@ def test_the_package_may_be_anywhere_on_the_path(package, tmp_path):
         ("broken:make_net", ["broken cannot be imported", "a_module_that_is_not_there"]),
         ("my_package:make_nets", ["defines no function 'make_nets'", "make_net"]),
         ("my_package.nets:SIZE", ["defines no function 'SIZE'", "make_net, no_net"]),
-        ("my_package.nets:no_net", ["gives a str", "torch.nn.Module"]),
+        ("my_package.nets:no_net", ["returns a str", "torch.nn.Module"]),
         ("my_package.nets:with_maps", ["Conv2d turns 2 images into (2, 4, 30, 30)", "(2, width)"]),
         ("my_package.nets:breaks", ["breaks failed with ValueError: no weights today"]),
         ("os:getcwd", ["standard library"]),
@@ -191,12 +191,12 @@ def test_a_network_of_timm_takes_its_options(timm):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("wheels=4", ["does not take these options", "wheels"]),
-        ("num_classes=10", ["num_classes is not yours to set", "classifier is left out"]),
-        ("in_chans=1", ["in_chans is not yours to set", "data.channels"]),
-        ("pretrained=True", ["pretrained is not yours to set", "hardmix import"]),
-        ("img_size", ["img_size has no value"]),
-        ("img_size=wide", ["does not take these options"]),
+        ("wheels=4", ["does not accept these options", "wheels"]),
+        ("num_classes=10", ["num_classes cannot be set", "classifier is removed"]),
+        ("in_chans=1", ["in_chans cannot be set", "data.channels"]),
+        ("pretrained=True", ["pretrained cannot be set", "hardmix import"]),
+        ("img_size", ["img_size needs a value"]),
+        ("img_size=wide", ["does not accept these options"]),
     ],
 )
 def test_wrong_options_of_timm_are_refused_in_words(timm, options, words):

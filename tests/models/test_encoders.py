@@ -230,7 +230,7 @@ def test_channels_last_stays_channels_last():
     [
         (3, 8, "key_bn_splits=3 cannot split 8 keys"),
         (8, 8, "key_bn_splits=8 cannot split 8 keys"),
-        (0, 8, "splits=0 is below 1"),
+        (0, 8, "splits=0 must be at least 1"),
     ],
 )
 def test_bad_splits_are_refused(splits, batch, words):

@@ -1,4 +1,4 @@
-"""The methods by their names on the command line: one line each."""
+"""The methods by their names on the command line, one line each."""
 
 from hardmix.methods.base import Materials, Method
 from hardmix.methods.moco import Moco
@@ -12,9 +12,9 @@ METHODS: dict[MethodName, type[Method]] = {
     "mochi": Moco,
     "supervised": Supervised,
 }
-"""Names and titles stand in `settings.methods`."""
+"""Every method by name; titles are in `settings.methods`."""
 
 
 def build_method(config: PretrainConfig, materials: Materials) -> Method:
-    """The method of a run, with random weights."""
+    """Build the method of a run, with random weights."""
     return METHODS[config.method](config, materials)

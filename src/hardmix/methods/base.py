@@ -1,8 +1,8 @@
-"""The seam between the loop and what is trained. A method is one file here and one line in METHODS.
+"""The interface of the loop to methods. A method is one file here and one line in METHODS.
 
 The loop (training/) owns accumulation, autocast, averaging over processes, NaN, the optimizer and
-its schedule. A method has networks and a loss, remembers what the next step needs, and says what it
-saw. The order of a step:
+its schedule. A method has networks and a loss, stores what the next step needs, and reports
+measures. The order of a step:
 
     begin_step -> for every part of the batch: loss, and its gradient -> the optimizer -> after_step
 """
@@ -26,37 +26,37 @@ from hardmix.settings.methods import MethodOptions
 
 
 class TrainingPosition(NamedTuple):
-    """Where in training a step is."""
+    """The position of a step in training."""
 
     step: int
     epoch: int
     part: int = 0
-    """Number of the part of its batch (train.accumulate)."""
+    """Index of the part of its batch (train.accumulate)."""
     described: bool = True
-    """Whether `describe` will be asked about this step; else its outcomes are dropped."""
+    """Whether `describe` will be called for this step; if not, its outcomes are dropped."""
 
 
 class Materials(NamedTuple):
-    """What a method is built with beside its config."""
+    """What a method is built with besides its config."""
 
     compute: Compute
-    """Where it computes."""
+    """Device and number format."""
     trunk: nn.Module | None = None
-    """A network of the user's own."""
+    """The user's own network."""
     strategy: Strategy | None = None
-    """The user's own way to plan points."""
+    """The user's own strategy to plan points."""
     num_images: int | None = None
-    """Of the data set; None for a stream."""
+    """Number of images in the data set; None for a stream."""
     num_classes: int = 0
-    """Of its labels."""
+    """Number of classes."""
 
 
 @dataclass
 class StepOutcome:
-    """What a part of a batch gave. A method adds what it wants to describe, detached."""
+    """The result of a part of a batch. Methods add what they want to describe, detached."""
 
     loss: Float[Tensor, ""]
-    """Differentiable; the loop takes its gradient."""
+    """Differentiable loss; the loop computes its gradient."""
 
 
 class NonFiniteError(Exception):
@@ -64,18 +64,18 @@ class NonFiniteError(Exception):
 
 
 class Method(nn.Module):
-    """What is trained, and what it is trained for. Subclasses need `networks`, `trunk`, `loss`."""
+    """A training method. Subclasses must define `networks`, `trunk` and `loss`."""
 
     Options: ClassVar[type[MethodOptions] | None] = None
-    """Its own settings, which are `--NAME.*` on the command line; they stand in settings."""
+    """Class of its own settings, `--NAME.*` on the command line; defined in settings/."""
     views: ClassVar[int] = 2
-    """How many views of an image it looks at."""
+    """Number of views per image."""
     needs_labels: ClassVar[bool] = False
-    """Whether it trains on classes."""
+    """Whether it needs labels."""
     trunk: nn.Module
-    """What is kept: images to features."""
+    """The network that is kept: images to features."""
     memory: MemoryQueue | None
-    """Its queue of keys, where it has one."""
+    """Its queue of keys, if it has one."""
 
     def __init__(self, config: PretrainConfig, materials: Materials) -> None:
         super().__init__()
@@ -84,24 +84,24 @@ class Method(nn.Module):
         self._shared: dict[str, nn.Module] = {}  # not registered: they are not saved twice
 
     def networks(self) -> dict[str, nn.Module]:
-        """What has gradients, by name; over many processes the loop averages them."""
+        """Return the networks to train, by name; the loop averages gradients over processes."""
         raise NotImplementedError
 
     def loss(self, part: Batch, at: TrainingPosition) -> StepOutcome:
-        """The loss of a part of the batch. Networks are called through `network(name)`."""
+        """Return the loss of a part of the batch. Call networks through `network(name)`."""
         raise NotImplementedError
 
     def network(self, name: str) -> nn.Module:
-        """A network as a step calls it: its gradients are those of all processes."""
+        """Return a network for use in a step, with gradients averaged over processes."""
         return self._shared[name] if name in self._shared else self.networks()[name]
 
     def compile_parts(self, also_loss: bool) -> None:  # noqa: ARG002
-        """train.compile: let torch.compile translate the networks, and the loss where it can be."""
+        """Compile the networks by torch.compile, and the loss if possible (train.compile)."""
         for network in self.networks().values():
             network.compile()
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """What the optimizer moves, as torch's optimizers take it; "lr_factor" scales the rate."""
+        """Return parameter groups for torch's optimizers; "lr_factor" scales the learning rate."""
         networks = self.networks().values()
         every = [each for net in networks for each in net.parameters()]
         factor = self.config.trunk_lr
@@ -113,14 +113,14 @@ class Method(nn.Module):
         return [{"params": rest}, {"params": trunk, "lr_factor": factor}]
 
     def example(self, name: str) -> Float[Tensor, "2 channels size size"]:  # noqa: ARG002
-        """Two black images that the network of this name takes."""
+        """Return two black images as input for the network of this name."""
         data = self.config.data
         images = torch.zeros(2, data.channels, data.image_size, data.image_size)
         images = images.to(self.materials.compute.device)
         return images.contiguous(memory_format=torch.channels_last)
 
     def distribute(self) -> None:
-        """Begin on all processes: rank 0's state everywhere, gradients averaged from now on."""
+        """Copy rank 0's state to all processes, and average gradients from now on."""
         share_state(self)
         self._shared = {
             name: data_parallel(network, self.example(name))
@@ -128,33 +128,33 @@ class Method(nn.Module):
         }
 
     def prepare(self, loader: Loader) -> None:
-        """Before the first step of a new run: fill a queue or a bank."""
+        """Called before the first step of a new run: fill a queue or a bank."""
 
     def begin_epoch(self, epoch: int) -> None:
-        """Before an epoch's first step: cluster, freeze or unfreeze."""
+        """Called before an epoch's first step: cluster, freeze or unfreeze."""
 
     def begin_step(self, at: TrainingPosition) -> None:
-        """Before a step: move what follows by momentum."""
+        """Called before a step: update momentum encoders."""
 
     def after_step(self, batch: Batch, outcomes: Sequence[StepOutcome]) -> None:
-        """After the optimizer: write queue, bank or prototypes."""
+        """Called after the optimizer's step: write queue, bank or prototypes."""
 
     def replicated(self) -> dict[str, Tensor]:
-        """State beside the networks that must be equal on every rank, by name."""
+        """Return state outside the networks that must be equal on every rank, by name."""
         return {}
 
     def adopt(self, parts: dict[str, Tensor]) -> None:
-        """Begin with what an imported run keeps beside its trunk (`weights.foreign.IMPORTED`)."""
+        """Start from what an imported run has besides its trunk (`weights.foreign.IMPORTED`)."""
 
     def forget_images(self) -> None:
-        """The data set has changed: numbers of images and classes mean nothing any more."""
+        """Called if the data set has changed: image ids and labels are no longer valid."""
 
     def describe(self, outcomes: Sequence[StepOutcome]) -> dict[str, float]:  # noqa: ARG002
-        """Measures of a step for metrics.jsonl; the loop takes their means over ranks."""
+        """Return measures of a step for metrics.jsonl; the loop averages them over ranks."""
         return {}
 
     def hardness(self, outcomes: Sequence[StepOutcome]) -> dict[str, list[Any]] | None:  # noqa: ARG002
-        """Fig. 2a's numbers of a step; None where there are no negatives."""
+        """Return Fig. 2a's numbers of a step; None if there are no negatives."""
         return None
 
     def contrast_images(
@@ -163,13 +163,13 @@ class Method(nn.Module):
         exclude: Bool[Tensor, "batch K"] | None,
         generator: torch.Generator,
     ) -> tuple[Contrast, MixPlan | None]:
-        """What the loss sees of images at the end of training; of methods with a `memory`."""
+        """Contrast images with the `memory` at the end of training, for methods that have one."""
         raise NotImplementedError
 
 
 def check_embeddings(**embeddings: Float[Tensor, "batch dim"]) -> None:
-    """Refuse embeddings that are no numbers, on whichever rank, before anything is made of them."""
+    """Raise NonFiniteError if embeddings are NaN or infinite on any rank."""
     broken = [name for name, rows in embeddings.items() if not bool(rows.isfinite().all())]
     if agree_on_max(len(broken)):
         where = f"the {' and the '.join(broken)} embeddings" if broken else "another rank's output"
-        raise NonFiniteError(f"{where} hold NaN or infinity")
+        raise NonFiniteError(f"{where} contain NaN or infinity")

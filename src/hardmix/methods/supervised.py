@@ -17,7 +17,7 @@ from hardmix.settings.config import PretrainConfig
 
 @dataclass
 class SupervisedOutcome(StepOutcome):
-    """How many of a part were right."""
+    """The accuracy on a part of a batch."""
 
     accuracy: Tensor
 
@@ -39,11 +39,11 @@ class Supervised(Method):
         self._whole = (nn.Sequential(self.trunk, self.classifier),)  # not saved twice
 
     def networks(self) -> dict[str, nn.Module]:
-        """Trunk and classifier."""
+        """Return trunk and classifier as one network."""
         return {"classifier": self._whole[0]}
 
     def loss(self, part: Batch, at: TrainingPosition) -> SupervisedOutcome:  # noqa: ARG002
-        """Cross-entropy of the first view."""
+        """Return the cross-entropy of the first view."""
         with timed("query"):
             logits = self.network("classifier")(part.query).float()
         with timed("loss"):
@@ -52,6 +52,6 @@ class Supervised(Method):
         return SupervisedOutcome(loss, right)
 
     def describe(self, outcomes: Sequence[StepOutcome]) -> dict[str, float]:
-        """Accuracy on the last batch."""
+        """Return the accuracy on the last batch."""
         right = [each.accuracy for each in cast("Sequence[SupervisedOutcome]", outcomes)]
         return {"train_accuracy": float(torch.stack(right).mean())}

@@ -1,7 +1,7 @@
-"""Name -> trunk, feature width. A trunk turns images into (batch, width) features.
+"""Backbones by name. A trunk turns images into (batch, width) features.
 
 All start from random weights. The ResNets are torchvision's own, without the classifier: their
-state_dict has torchvision's names, so that weights move to and from any other program.
+state_dict has torchvision's names, so that weights can be exchanged with other programs.
 """
 
 import ast
@@ -33,13 +33,13 @@ RESNETS = (
     "resnext101_32x8d",
     "resnext101_64x4d",
 )
-"""Every ResNet of torchvision; the paper's is resnet50."""
+"""All ResNets of torchvision; the paper's is resnet50."""
 
 
 SETTING = "model.backbone"
 
 OURS = {
-    "num_classes": "the classifier is left out",
+    "num_classes": "the classifier is removed",
     "in_chans": "it follows from data.channels",
     "pretrained": "weights come from hardmix import",
     "checkpoint_path": "weights come from hardmix import",
@@ -48,7 +48,7 @@ OURS = {
 
 
 class Backbone(NamedTuple):
-    """A trunk and how many features it gives."""
+    """A trunk and its number of features."""
 
     trunk: nn.Module
     """Images (batch, channels, height, width) -> features (batch, width)."""
@@ -56,16 +56,16 @@ class Backbone(NamedTuple):
 
 
 def build_backbone(name: str, channels: int = 3, image_size: int | None = None) -> Backbone:
-    """The trunk of this name, with random weights, for images of so many channels.
+    """Build the trunk of this name, with random weights, for images of `channels` channels.
 
-    Where `image_size` is given, trunks from elsewhere are tried with it: some take one size only.
+    If `image_size` is given, timm's trunks and your own are tried with it: some take one size only.
 
     - `resnet50` and the others of `RESNETS`: torchvision's, the fc an identity (official MoCo).
     - the same with `-cifar`, for 32 pixels: a 3x3 stem of stride 1, no max-pool (as SimCLR's).
     - `small`: `SmallResNet`, made for CPUs.
-    - `resnet18-narrow`: a ResNet-18 of a quarter of its width, for detectors on CPUs.
-    - `timm:NAME`: any model of timm, without its classifier; `timm:NAME?img_size=96` with options.
-    - `mypackage:make_net`: a function of yours, called with `channels` if it takes that.
+    - `resnet18-narrow`: a ResNet-18 of a quarter of the width, for detectors on CPUs.
+    - `timm:NAME`: any timm model, without its classifier; `timm:NAME?img_size=96` with options.
+    - `mypackage:make_net`: your own function, called with `channels` if it takes that.
     """
     if name.startswith("timm:"):
         trunk, width = _timm(name, channels)
@@ -95,7 +95,7 @@ def _resnet(name: str, channels: int) -> Backbone:
 
 
 def _narrow(channels: int) -> Backbone:
-    """A quarter as wide as torchvision's ResNet-18: 0.7 M parameters, 128 features."""
+    """Build a ResNet-18 a quarter as wide as torchvision's: 0.7 M parameters, 128 features."""
     block = torchvision_resnet.BasicBlock
     trunk: Any = torchvision_resnet.ResNet(block, [1, 1, 1, 1])
     trunk.inplanes = 16
@@ -118,12 +118,12 @@ def _small(channels: int) -> Backbone:
 
 
 class SmallResNet(nn.Module):
-    """A residual network for CPUs and images of 32 to 64 pixels; ours, not the paper's.
+    """A residual network for CPUs and images of 32 to 64 pixels; not in the paper.
 
     A stem and three stages, each one convolution with a shortcut that halves the image: 0.43 M
     parameters, 4.0 M multiply-adds at 32 pixels, 256 features. Pre-training runs at about 900
-    images per second and core with AVX2. Chosen for what MoCo-v2 learns in a time: docs/results.md
-    has the networks that were tried.
+    images per second and core with AVX2. It was chosen for what MoCo-v2 learns in a given time:
+    docs/results.md lists the networks that were tried.
     """
 
     WIDTHS = (32, 64, 128, 256)
@@ -142,14 +142,14 @@ class SmallResNet(nn.Module):
                 _initialise(layer)
 
     def forward(self, images: Float[Tensor, "batch channels y x"]) -> Float[Tensor, "batch width"]:
-        """Features: the last stage's mean over the image."""
+        """Return the features: the last stage's mean over the image."""
         maps: Tensor = self.relu(self.bn1(self.conv1(images)))
         maps = self.layer3(self.layer2(self.layer1(maps)))
         return maps.mean(dim=(2, 3))
 
 
 class _Halving(nn.Module):
-    """A convolution of stride 2, and beside it the mean of 2 x 2 pixels."""
+    """A convolution of stride 2, with the mean of 2 x 2 pixels as its shortcut."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class _Halving(nn.Module):
 
 
 def _initialise(layer: nn.Conv2d) -> nn.Conv2d:
-    """As torchvision's ResNets."""
+    """Initialise a layer as in torchvision's ResNets."""
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     return layer
 
@@ -189,21 +189,21 @@ def _timm(name: str, channels: int) -> Backbone:
         if not options:
             raise
         raise InputError(
-            f"model.backbone={name!r}: timm's {model_name} does not take these options"
+            f"model.backbone={name!r}: timm's {model_name} does not accept these options"
             f" ({type(error).__name__}: {error})."
         ) from error
     return Backbone(trunk, trunk.head_hidden_size)
 
 
 def parse_timm(name: str) -> tuple[str, dict[str, Any]]:
-    """'timm:NAME?key=value&...' as timm's name and options."""
+    """Parse 'timm:NAME?key=value&...' into timm's name and options."""
     model_name, _, query = name.removeprefix("timm:").partition("?")
     options: dict[str, Any] = {}
     for key, value in parse_qsl(query, keep_blank_values=True):
         if key in OURS:
-            raise InputError(f"model.backbone={name!r}: {key} is not yours to set: {OURS[key]}.")
+            raise InputError(f"model.backbone={name!r}: {key} cannot be set: {OURS[key]}.")
         if not value:
-            raise InputError(f"model.backbone={name!r}: {key} has no value, as in {key}=96.")
+            raise InputError(f"model.backbone={name!r}: {key} needs a value, as in {key}=96.")
         try:
             options[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
@@ -212,7 +212,7 @@ def parse_timm(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def feature_width(trunk: nn.Module, channels: int, image_size: int) -> int:
-    """How many features a trunk gives: found by two black images, on a copy in evaluation mode."""
+    """Return a trunk's number of features, found by running a copy on two black images."""
     device = next(trunk.parameters(), torch.empty(0)).device
     images = torch.zeros(2, channels, image_size, image_size, device=device)
     try:
@@ -221,12 +221,12 @@ def feature_width(trunk: nn.Module, channels: int, image_size: int) -> int:
     except Exception as error:
         raise InputError(
             f"the trunk {type(trunk).__name__} fails on images of shape {tuple(images.shape)}:"
-            f" {error}. Choose another trunk, or the data.image_size and data.channels it takes."
+            f" {error}. Choose another trunk, or the data.image_size and data.channels it accepts."
         ) from error
     if not isinstance(features, Tensor) or features.shape[:-1] != (2,):
         shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise InputError(
-            f"the trunk {type(trunk).__name__} turns 2 images into {shape}: it must give"
+            f"the trunk {type(trunk).__name__} turns 2 images into {shape}: it must return"
             " (2, width); pool and flatten its output, as nn.Sequential(trunk,"
             " nn.AdaptiveAvgPool2d(1), nn.Flatten()) does."
         )
@@ -236,13 +236,13 @@ def feature_width(trunk: nn.Module, channels: int, image_size: int) -> int:
 def _check_module(made: Any, name: str) -> None:
     if not isinstance(made, nn.Module):
         raise InputError(
-            f"model.backbone={name!r} gives a {type(made).__name__}: it must give a torch.nn.Module"
-            " that turns images into (batch, width) features."
+            f"model.backbone={name!r} returns a {type(made).__name__}: it must return a"
+            " torch.nn.Module that turns images into (batch, width) features."
         )
 
 
 def _import_timm() -> Any | None:
-    """Optional and slow to import: looked for only where a name asks for it."""
+    """Import timm, which is optional and slow to import, only if a name needs it."""
     try:
         return import_module("timm")
     except ModuleNotFoundError:
@@ -256,8 +256,8 @@ def _unknown(name: str) -> str:
     known = {each.removeprefix("timm:"): each for each in [*from_timm, *BACKBONES]}
     nearest = [known[each] for each in get_close_matches(wanted, known, n=5, cutoff=0.5)]
     others = [each for each in BACKBONES if each not in nearest]
-    timm_words = f"timm:NAME, of {len(from_timm)}" if timm else "timm:NAME (extra 'timm')"
-    timm_words += ", or a function of yours, mypackage:make_net"
+    timm_words = f"timm:NAME ({len(from_timm)} models)" if timm else "timm:NAME (extra 'timm')"
+    timm_words += ", or your own function, mypackage:make_net"
     return (
         f"model.backbone={name!r} is unknown."
         + (f" Nearest: {', '.join(nearest)}." if nearest else "")
@@ -271,4 +271,4 @@ BACKBONES: dict[str, Callable[[int], Backbone]] = {
     **{name: partial(_resnet, name) for name in RESNETS},
     **{f"{name}-cifar": partial(_resnet, f"{name}-cifar") for name in RESNETS},
 }
-"""From channels to a trunk, by every name but timm's, which are 'timm:NAME'."""
+"""Functions from channels to a trunk, by all names except 'timm:NAME'."""

@@ -1,8 +1,8 @@
 """The encoders f of Sec. 3.1: trunk and head; a query encoder, and a key encoder that follows it.
 
 Every embedding that leaves an encoder has unit length, in float32. Batch normalisation must not
-tell a query which key is its own (MoCo, Sec. 3.3, "Shuffling BN"): keys are normalised in groups
-that are drawn anew at every step, over several processes or within one.
+reveal to a query which key is its own (MoCo, Sec. 3.3, "Shuffling BN"): keys are normalised in
+groups that are drawn again at every step, over several processes or within one.
 """
 
 import copy
@@ -23,10 +23,10 @@ from hardmix.settings.named_choices import Head
 
 UNSPLIT_WARNING = (
     "model.key_bn_splits=1 on one process: queries and keys are normalised with the statistics of"
-    " the same images, by which an encoder can find the answer without learning anything (MoCo,"
+    " the same images, from which an encoder can find the answer without learning anything (MoCo,"
     " Sec. 3.3); set model.key_bn_splits to 2 or more."
 )
-"""What a run says once, loudly, where `QueryKeyPair.shares_statistics`."""
+"""Warning of a run with `QueryKeyPair.shares_statistics`, printed once."""
 
 Images = Float[Tensor, "batch channels y x"]
 
@@ -41,11 +41,11 @@ class Encoder(nn.Module):
         self.head = HEADS[head](width, dim)
 
     def forward(self, images: Images) -> Float[Tensor, "batch dim"]:
-        """Embeddings of unit length, in float32 also inside autocast."""
+        """Return embeddings of unit length, in float32 even inside autocast."""
         return normalize(self.head(self.features(images)).float(), dim=1)
 
     def features(self, images: Images) -> Float[Tensor, "batch width"]:
-        """What the trunk gives: the representation that is evaluated, without the head."""
+        """Return the trunk's features: the representation that is evaluated, without the head."""
         features: Tensor = self.trunk(images)
         return features
 
@@ -56,10 +56,10 @@ def build_encoder(
     trunk: nn.Module | None = None,
     image_size: int = 224,
 ) -> Encoder:
-    """The encoder of a run, with random weights, or around a `trunk` of the user's own.
+    """Build the encoder of a run, with random weights, or with your own `trunk`.
 
-    An own trunk gives (batch, width) features; its width is found by a forward pass of two black
-    images of `image_size`, on a copy in evaluation mode.
+    Your own trunk must return (batch, width) features; its width is found by running a copy in
+    evaluation mode on two black images of `image_size`.
     """
     if trunk is None:
         trunk, width = build_backbone(config.backbone, channels, image_size)
@@ -71,10 +71,10 @@ def build_encoder(
 class QueryKeyPair(nn.Module):
     """Sec. 3.1: the query encoder, and the key encoder that follows it slowly.
 
-    The key encoder starts as a copy, bit for bit. It never receives gradients, and only its
-    parameters follow: the running statistics of its batch normalisation are its own, of the keys
-    that it saw, as in official MoCo. Over several processes the groups of its batch normalisation
-    are spread among them, and each process is at least one.
+    The key encoder starts as an exact copy. It never receives gradients, and only its parameters
+    follow: the running statistics of its batch normalisation are those of the keys it has seen, as
+    in official MoCo. With several processes, the groups of its batch normalisation are divided
+    among them, at least one per process.
     """
 
     def __init__(self, query: Encoder, momentum: float = 0.999, key_bn_splits: int = 4) -> None:
@@ -92,7 +92,7 @@ class QueryKeyPair(nn.Module):
     def update_key(self) -> None:
         """MoCo's Eq. 2: key = m * key + (1 - m) * query, for parameters only.
 
-        Computed as key + (1 - m) * (query - key): where both are equal they stay equal.
+        Computed as key + (1 - m) * (query - key): equal parameters stay equal.
         """
         torch._foreach_lerp_(
             list(self.key.parameters()), list(self.query.parameters()), 1 - self.momentum
@@ -100,26 +100,26 @@ class QueryKeyPair(nn.Module):
 
 
 def _splits_here(splits: int) -> int:
-    """How many of the groups are this process's: groups do not depend on the processes."""
+    """Return the number of groups on this process; the groups do not depend on the processes."""
     if splits > world_size() and splits % world_size():
         raise InputError(
-            f"model.key_bn_splits={splits} is not a multiple of the {world_size()} processes:"
-            f" every process has as many groups; choose {world_size()} or a multiple."
+            f"model.key_bn_splits={splits} is not a multiple of the {world_size()} processes, which"
+            f" must have equally many groups: choose {world_size()} or a multiple."
         )
     return -(-splits // world_size())  # rounded up: with more processes than groups, one each
 
 
 def split_batch_norm(module: nn.Module, splits: int) -> nn.Module:
-    """Let every batch norm in `module` normalise each of `splits` groups of the batch alone.
+    """Make every batch norm in `module` normalise each of `splits` groups of the batch separately.
 
-    What `splits` GPUs do in official MoCo, on one; groups are consecutive rows. In training mode
-    only: evaluation and the state_dict stay what they were, so that split and plain modules load
-    each other's state. Running statistics move by the layer's momentum towards the mean over the
-    groups of their statistics; num_batches_tracked counts groups. Changes `module`, returns it;
-    1 undoes it.
+    This does on one device what `splits` GPUs do in official MoCo; groups are consecutive rows. It
+    affects training mode only: evaluation and the state_dict are unchanged, so that split and plain
+    modules load each other's state. Running statistics move by the layer's momentum towards the
+    mean over the groups; num_batches_tracked counts groups. Changes `module` in place and returns
+    it; 1 undoes it.
     """
     if splits < 1:
-        raise InputError(f"splits={splits} is below 1: it counts groups; 1 is the whole batch.")
+        raise InputError(f"splits={splits} must be at least 1; 1 is the whole batch.")
     for norm in _batch_norms(module):
         norm.forward = partial(_normalise_groups, norm, splits)  # type: ignore[method-assign]
     return module
@@ -130,19 +130,19 @@ def _batch_norms(module: nn.Module) -> list[_BatchNorm]:
 
 
 def _normalise_groups(norm: _BatchNorm, splits: int, batch: Tensor) -> Tensor:
-    """The layer's own forward on each group: right for subclasses too, such as timm's.
+    """Run the layer's own forward on each group, which also works for subclasses such as timm's.
 
-    A loop, because it is fast: folding groups into channels copies channels-last images twice and
-    takes three times as long. Each group moves the running statistics by a momentum of its own,
-    chosen so that all have the same weight in the end.
+    A loop is fastest: folding groups into channels copies channels-last images twice and takes
+    three times as long. Each group moves the running statistics by a different momentum, chosen so
+    that all groups have the same weight in the end.
     """
     forward = type(norm).forward
     if splits == 1 or not norm.training:
         return forward(norm, batch)
     if len(batch) % splits or len(batch) < 2 * splits:
         raise InputError(
-            f"model.key_bn_splits={splits} cannot split {len(batch)} keys: groups have one size"
-            " and two keys or more; choose a divisor of the batch on this process."
+            f"model.key_bn_splits={splits} cannot split {len(batch)} keys into equal groups of at"
+            " least two: choose a divisor of the batch size on this process."
         )
     momentum, groups = norm.momentum, []
     for number, group in enumerate(batch.chunk(splits), start=1):
@@ -154,11 +154,11 @@ def _normalise_groups(norm: _BatchNorm, splits: int, batch: Tensor) -> Tensor:
 
 
 class ShuffledImages:
-    """Images on their way to the process that makes keys of them: MoCo's shuffled batch norm.
+    """Images being sent to the process that encodes their keys: MoCo's shuffled batch norm.
 
     `permutation` orders the batch of all processes and must be the same on each: draw it from a
-    generator seeded by (seed, step). Made before the queries are encoded, so that images travel
-    meanwhile.
+    generator seeded by (seed, step). Create this before the queries are encoded, so that images are
+    sent in the meantime.
     """
 
     def __init__(self, images: Images, permutation: Int[Tensor, " all"]) -> None:
@@ -167,7 +167,7 @@ class ShuffledImages:
 
     @torch.no_grad()
     def encode(self, key_encoder: nn.Module) -> Float[Tensor, "batch dim"]:
-        """Their keys, in the images' own order, without gradient."""
+        """Return their keys, in the original order, without gradient."""
         return Exchange(key_encoder(self._there.arrived()), self._back).arrived()
 
 
@@ -175,9 +175,9 @@ class ShuffledImages:
 def encode_keys(
     key_encoder: nn.Module, images: Images, permutation: Int[Tensor, " all"] | None = None
 ) -> Float[Tensor, "batch dim"]:
-    """Keys of `images`, in their order, without gradient, of `ShuffledImages`.
+    """Return the keys of `images`, in order, without gradient, by `ShuffledImages`.
 
-    Without a permutation, groups are those of the query's batch.
+    Without a permutation, images are not shuffled.
     """
     if permutation is not None:
         return ShuffledImages(images, permutation).encode(key_encoder)
@@ -188,9 +188,9 @@ def encode_keys(
 def shuffle_across(
     rows: Shaped[Tensor, "batch ..."], permutation: Int[Tensor, " all"]
 ) -> Shaped[Tensor, "batch ..."]:
-    """Permute the rows of all processes, take this one's part (official `_batch_shuffle_ddp`).
+    """Permute the rows of all processes and return this one's (official `_batch_shuffle_ddp`).
 
-    The inverse, `permutation.argsort()`, brings them back.
+    The inverse, `permutation.argsort()`, undoes it.
     """
     _check_permutation(permutation, len(rows))
     return Exchange(rows, permutation).arrived()

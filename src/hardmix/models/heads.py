@@ -1,4 +1,4 @@
-"""Projection heads: what is between a trunk's features and the loss."""
+"""Projection heads, between a trunk's features and the loss."""
 
 from collections.abc import Callable
 
@@ -12,4 +12,4 @@ HEADS: dict[Head, Callable[[int, int], nn.Module]] = {
         nn.Linear(width, width), nn.ReLU(), nn.Linear(width, dim)
     ),
 }
-"""From width to dim: MoCo-v1's layer, and MoCo-v2's two with as many hidden units as features."""
+"""Heads from width to dim: MoCo-v1's layer, and MoCo-v2's two, with `width` hidden units."""

@@ -1,4 +1,4 @@
-"""Weights that timm and torchvision have of their own, where the machine can fetch them."""
+"""Pre-trained weights of timm and torchvision, which may need a download."""
 
 from importlib import import_module
 
@@ -10,9 +10,9 @@ from hardmix.models.backbones import RESNETS, build_backbone, parse_timm
 
 
 def fetch_pretrained(library: str, name: str, channels: int) -> nn.Module:
-    """A trunk with the weights that timm or torchvision has of its own, fetched where they lie.
+    """Return a trunk with timm's or torchvision's own pre-trained weights, downloaded if needed.
 
-    Weights for three channels are averaged to fit another number by timm; torchvision's fit three.
+    timm adapts weights for three channels to another number; torchvision's need three.
     """
     try:
         if library == "timm" and name.startswith("timm:"):
@@ -30,7 +30,8 @@ def fetch_pretrained(library: str, name: str, channels: int) -> nn.Module:
     except Exception as error:  # whatever a download raises
         raise InputError(
             f"model.init={library}: the weights of {name} could not be fetched"
-            f" ({type(error).__name__}: {error}); download them elsewhere and give the file."
+            f" ({type(error).__name__}: {error}); download them elsewhere and set model.init to the"
+            " file."
         ) from error
     wanted = "timm:NAME" if library == "timm" else f"one of {', '.join(RESNETS)}, three channels"
     raise InputError(

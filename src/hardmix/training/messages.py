@@ -1,4 +1,4 @@
-"""What a training run says: before, while and after."""
+"""Messages of a training run: before, during and after."""
 
 import json
 import math
@@ -22,16 +22,16 @@ COLLAPSED = 0.05
 
 
 def watch(line: dict[str, Any]) -> None:
-    """Warn of a collapse: every image has the same key."""
+    """Warn about a collapse, in which every image has the same key."""
     if line.get("spread", 1.0) < COLLAPSED and line["epoch"] > 0:
         warn(
-            f"step {line['step']}: the keys have collapsed (spread {line['spread']:.3f}, 1 is"
+            f"step {line['step']}: the keys have collapsed (spread {line['spread']:.3f}; 1 is"
             " uniform): lower optimizer.lr, or raise model.key_momentum."
         )
 
 
 def progress_text(line: dict[str, Any], config: PretrainConfig) -> str:
-    """How it goes, on one line."""
+    """Return the progress on one line."""
     text = f"epoch {line['epoch'] + 1}/{config.train.last_epoch} loss {line['loss']:.3f}"
     if "proxy_accuracy" in line:
         chance = math.log(1 + config.train.queue_size)
@@ -43,7 +43,7 @@ def progress_text(line: dict[str, Any], config: PretrainConfig) -> str:
 def describe_start(
     config: PretrainConfig, images: ImageSet | None, compute: Compute, run: Run
 ) -> None:
-    """What will be run, before it is."""
+    """Print what will be run."""
     data = "shards" if images is None else f"{images.name}, {len(images)} images"
     if images is not None and images.name == "imagenet100":
         data += f" of the paper's {len(images.classes or ())} classes"
@@ -64,7 +64,7 @@ def describe_start(
         rows += [
             ["queue, temperature", f"{config.train.queue_size}, {config.train.temperature}"],
             ["head", f"{config.model.head}, {config.model.dim} dimensions"],
-            ["key batch norm", f"{groups} groups, each normalised alone"],
+            ["key batch norm", f"{groups} groups, normalised separately"],
         ]
     rows.append(["folder", str(run.path)])
     table(f"hardmix pretrain {config.recipe}", ["setting", "value"], rows)
@@ -78,7 +78,7 @@ def _optimizer(config: OptimizerConfig) -> str:
 def summarize(
     config: PretrainConfig, run: Run, step: int, seconds: float, unreadable: dict[int, str]
 ) -> None:
-    """What came out, and what to try next."""
+    """Print the result, and what to try next."""
     if not is_main():
         return
     lines = run.metrics()
@@ -108,12 +108,12 @@ def summarize(
 
 
 def tell_profile(run: Run, stopwatch: Stopwatch | None) -> None:
-    """Where the time of a step went: a table, and RUN/profile.json."""
+    """Print where the time of a step went, and write RUN/profile.json."""
     if stopwatch is None or not is_main():
         return
     profile = stopwatch.profile()
     if profile.steps == 0:
-        warn(f"train.profile: nothing was measured; the first {SKIPPED} steps do not count.")
+        warn(f"train.profile: nothing was measured; the first {SKIPPED} steps are skipped.")
         return
     share = {name: value / profile.whole for name, value in profile.parts.items()}
     found = {
@@ -126,5 +126,5 @@ def tell_profile(run: Run, stopwatch: Stopwatch | None) -> None:
     rows = [[name, f"{profile.parts[name]:.1f}", f"{share[name]:.1%}"] for name in share]
     rows.append(["step", f"{profile.whole:.1f}", "100.0%"])
     if profile.workers:
-        rows.append(["in workers", f"{profile.workers:.1f}", "beside"])
-    table(f"Where the time goes, of {profile.steps} steps", ["part", "ms a step", "share"], rows)
+        rows.append(["in workers", f"{profile.workers:.1f}", "in parallel"])
+    table(f"Time of {profile.steps} steps", ["part", "ms per step", "share"], rows)
