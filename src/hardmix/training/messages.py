@@ -15,6 +15,8 @@ from hardmix.settings.config import OptimizerConfig, PretrainConfig
 from hardmix.settings.saved import settings
 from hardmix.settings.titles import method_title
 
+SKIPPED_SHOWN = 20
+"""Unreadable images that have a line each."""
 COLLAPSED = 0.05
 """Spread of the keys (1 for a uniform sphere) below which all images look the same."""
 
@@ -91,7 +93,7 @@ def summarize(
     shown = f", k-NN accuracy {knn[-1]:.3f}" if knn else ""
     say(f"Done: {step} steps in {seconds:.0f} s{shown}. Wrote {run.encoder_file}")
     if unreadable:
-        say(f"Skipped {len(unreadable)} unreadable images: {', '.join(unreadable.values())}"[:500])
+        _tell_unreadable(list(unreadable.values()), run)
     say("Next:")
     if knn:
         say(f"  hardmix knn {run.path} --baseline pixels untrained")
@@ -99,6 +101,15 @@ def summarize(
     say(f"  hardmix features {run.path} --data.root FOLDER --out features.csv")
     longer = f"--resume --train.epochs {2 * config.train.last_epoch}"
     say(f"  hardmix pretrain --out {run.path} {longer}")
+
+
+def _tell_unreadable(reasons: list[str], run: Run) -> None:
+    """One on each line, as far as a screen has room for them."""
+    say(f"Skipped {len(reasons)} unreadable image{'s' * (len(reasons) > 1)}:")
+    for reason in reasons[:SKIPPED_SHOWN]:
+        say(f"  {reason}")
+    if reasons[SKIPPED_SHOWN:]:
+        say(f"  and {len(reasons) - SKIPPED_SHOWN} others: {run.results / 'pretrain.json'}")
 
 
 def tell_profile(run: Run, stopwatch: Stopwatch | None) -> None:
