@@ -1,9 +1,11 @@
 """Decoded once: the same bits with and without, whatever happens to files and processes."""
 
 import errno
+import json
 import multiprocessing
 import os
 import pickle
+import resource
 import signal
 import time
 from dataclasses import replace
@@ -13,13 +15,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
+from hardmix.commands import main as cli
 from hardmix.data import cache, kept_images
 from hardmix.data.cache import Forecast, ImageCache
 from hardmix.data.datasets import open_images
 from hardmix.data.image_files import read_image
 from hardmix.data.kept_images import cache_folder, open_images_file
 from hardmix.data.loading import ViewLoader, evaluation_batches
+from hardmix.runs.folder import Run
 from hardmix.settings.config import DataConfig
 
 CPU = torch.device("cpu")
@@ -445,3 +450,48 @@ def test_images_of_ones_own_are_left_alone(small):
     assert images.together([0, 1]) is None
     assert isinstance(open_images(config(small)).cache, ImageCache)
     assert kept_images.cache_folder().name == "hardmix"
+
+
+def test_a_disk_that_is_full_in_the_middle(small):
+    """A real one: no file of this process may grow beyond 5 kB."""
+
+    def run():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))
+        kept, _ = epoch(config(small, cache="file"))
+        without, _ = epoch(config(small, cache="off"))
+        assert_same(kept, without)
+        assert list(cache_folder().glob("*.pixels")) == []
+        assert list(cache_folder().glob(".*.tmp")) == []
+        os._exit(0)
+
+    process = forked(run)
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_a_run_and_its_evaluation_have_the_same_bits(tmp_path, monkeypatch, capfd):
+    for kind in ("cat", "dog"):
+        make_folder(tmp_path / "images" / kind)
+    options = "--data.name folder --train.batch-size 8 --train.queue-size 16 --train.epochs 2"
+    options += " --mix.num-hardest 8 --mix.num-pairs 8 --mix.num-with-query 2 --data.workers 0"
+    results = {}
+    for mode in ("off", "file"):
+        out = tmp_path / mode
+        where = f"--data.root {tmp_path}/images --data.cache {mode} --out {out}"
+        command(f"pretrain demo {options} {where}")
+        if mode == "file":
+            assert len(cache_files()) == 1
+            forbid_decoding(monkeypatch)
+        command(f"knn {out} --k 5")
+        results[mode] = (load_file(out / "encoder.safetensors"), Run(out).results / "knn.json")
+    weights, others = results["off"][0], results["file"][0]
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    first, second = (json.loads(result[1].read_text()) for result in results.values())
+    assert first["top1"] == second["top1"]
+    command(f"pretrain --out {tmp_path}/off --resume --train.epochs 3 --data.cache memory")
+
+
+def command(words: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words.split())
+    assert ended.value.code == 0

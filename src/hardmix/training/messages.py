@@ -17,6 +17,8 @@ from hardmix.settings.optimizer_options import OptimizerConfig
 from hardmix.settings.saved import settings
 from hardmix.settings.titles import method_title
 
+SKIPPED_SHOWN = 20
+"""Unreadable images that have a line each."""
 COLLAPSED = 0.05
 """Spread of the keys (1 for a uniform sphere) below which all images look the same."""
 
@@ -96,7 +98,7 @@ def summarize(
     shown = f", k-NN accuracy {knn[-1]:.3f}" if knn else ""
     say(f"Done: {step} steps in {seconds:.0f} s{shown}. Wrote {run.encoder_file}")
     if unreadable:
-        say(f"Skipped {len(unreadable)} unreadable images: {', '.join(unreadable.values())}"[:500])
+        _tell_unreadable(list(unreadable.values()), run)
     say("Next:")
     folder = shlex.quote(str(run.path))
     if knn:
@@ -105,6 +107,15 @@ def summarize(
     say(f"  hardmix features {folder} --data.root FOLDER --out features.csv")
     longer = f"--resume --train.epochs {2 * config.train.last_epoch}"
     say(f"  hardmix pretrain --out {folder} {longer}")
+
+
+def _tell_unreadable(reasons: list[str], run: Run) -> None:
+    """One on each line, as far as a screen has room for them."""
+    say(f"Skipped {len(reasons)} unreadable image{'s' * (len(reasons) > 1)}:")
+    for reason in reasons[:SKIPPED_SHOWN]:
+        say(f"  {reason}")
+    if reasons[SKIPPED_SHOWN:]:
+        say(f"  and {len(reasons) - SKIPPED_SHOWN} others: {run.results / 'pretrain.json'}")
 
 
 def tell_profile(run: Run, stopwatch: Stopwatch | None) -> None:
