@@ -1,7 +1,7 @@
 """Eq. 1 and 2 where each launch costs: on GPUs, and as one graph in `torch.compile`.
 
 The same equations as in `infonce`, in few operations, of which none makes the host wait and none
-adds floats in an order of chance. MadePoints are made as vectors, at most 1 GiB of them at once.
+adds floats in an order of chance. Points are made as vectors, at most 1 GiB of them at once.
 Axes: batch, K (negatives), S (synthetic points), dim.
 """
 
