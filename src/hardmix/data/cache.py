@@ -203,7 +203,7 @@ class ImageCache:
         self, forecast: Forecast, stop: StopRequest, limit: float = float("inf")
     ) -> Iterator[Decoded]:
         """All images, part by part, as worker processes or this one decode them."""
-        each = max(1.0, forecast.bytes / len(self.files))
+        each = max(TOGETHER / 1024, forecast.bytes / len(self.files))
         rows = range(0, len(self.files), max(1, int(TOGETHER / each)))
         jobs = [list(self.files[row : row + rows.step]) for row in rows]
         workers = self.workers if forecast.seconds > ALONE_SECONDS else 0
