@@ -1,6 +1,7 @@
 """The pretended GPU for whole programs: with events, and with fused optimizers."""
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
@@ -8,6 +9,7 @@ import torch
 from hardmix.runtime.device import Compute
 from pretended_gpu import GPU, Entry, pretended_gpu
 
+MEMORY = SimpleNamespace(total_memory=16 << 30)
 FP32 = Compute(GPU, False, "fp32")
 
 
@@ -33,6 +35,7 @@ def gpu():
             patch("torch.cuda.Event", Event),
             patch("torch.cuda.set_device", lambda _: None),
             patch("torch.cuda.current_device", lambda: 0),
+            patch("torch.cuda.get_device_properties", lambda _: MEMORY),
             patch.object(torch.optim.Optimizer, "_group_tensors_by_device_and_dtype", there),
         ):
             yield log

@@ -569,7 +569,7 @@ class _LosesADisk:
 
 
 def test_a_process_without_its_images_is_noticed_before_the_others_wait_on_gpus(cells, tmp_path):
-    in_two_processes(_LosesADisk(cells, tmp_path), tmp_path)
+    in_two_processes(_LosesADisk(cells, tmp_path))
 
 
 def test_a_batch_that_processes_cannot_share_is_refused(monkeypatch, cells):

@@ -422,7 +422,8 @@ def test_the_papers_scale_evaluates_by_the_papers_protocols(tmp_path, monkeypatc
         called["linear"] = evaluated, *linear._protocol(evaluated, chosen)
         return {}
 
-    def opened(path, data):
+    def opened(path, data, precision):
+        assert precision == "fp32"
         return EvaluatedRun(Run(path), None, data, *[None] * 5)
 
     monkeypatch.setattr(linear, "open_evaluated_run", opened)

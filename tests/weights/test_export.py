@@ -233,7 +233,7 @@ def test_an_onnx_file_with_its_preprocessing_takes_images_of_any_size(
 def test_a_preprocessing_that_differs_is_not_written(tmp_path, monkeypatch, onnx_parts):
     run = make_run(tmp_path / "run", "small")
     monkeypatch.setattr(onnx_preprocessing, "LONGEST", 1)
-    with pytest.raises(InputError, match=r"preprocessing.*limit 2e-02: nothing was written"):
+    with pytest.raises(InputError, match=r"preprocessing.*limit of 2e-02: nothing was written"):
         export(run.path, "onnx", tmp_path / "whole.onnx", with_preprocessing=True)
     assert not (tmp_path / "whole.onnx").exists()
 

@@ -17,7 +17,7 @@ from hardmix.data.cache import ImageCache
 from hardmix.data.cifar_stl import read_cifar, read_stl10
 from hardmix.data.folders import recognise, split_folder
 from hardmix.data.image_files import UnreadableImage
-from hardmix.data.image_set import ImageSet as ImageSet
+from hardmix.data.image_set import ImageSet
 from hardmix.data.listed_sets import (
     Split,
     lists_tests,

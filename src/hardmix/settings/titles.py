@@ -22,11 +22,12 @@ EVALUATION_TITLES = {
     "finetune": "Fine-tuned",
     "detection": "Detection",
     "embedding": "Embedding space",
+    "queue": "Queue",
 }
 """Kinds of results in RUN/results: the paper's own first, then others with an accuracy, then the
 rest. A file's name begins with its kind; a suffix distinguishes it: finetune-0.1.json."""
 
-NO_TOP1 = ("finetune", "detection", "embedding")
+NO_TOP1 = ("finetune", "detection", "embedding", "queue")
 """Kinds without a single accuracy per run: several files, average precisions, losses."""
 
 
