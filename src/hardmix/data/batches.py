@@ -68,11 +68,11 @@ def parts_of(batch: Batch, number: int) -> list[Batch]:
 
 
 def steps_of(num_images: int, batch_size: int) -> int:
-    """Full batches in an epoch: at least one, or InputError."""
+    """Return the number of full batches in an epoch; raise InputError if there are none."""
     if batch_size > num_images:
         raise InputError(
-            f"train.batch_size={batch_size} exceeds the {num_images} images of the data set: not"
-            " one batch can be filled; lower train.batch_size."
+            f"train.batch_size={batch_size} exceeds the {num_images} images of the data set:"
+            " lower train.batch_size."
         )
     return num_images // batch_size
 
