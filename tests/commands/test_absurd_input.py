@@ -111,7 +111,7 @@ def test_brackets_without_end_are_no_settings(brackets, tmp_path, capfd):
 def test_the_queue_is_measured_against_the_memory():
     config = PretrainConfig(train=TrainConfig(queue_size=2**20), model=ModelConfig(dim=256))
     check_queue_fits(config, memory=2**30)
-    with pytest.raises(InputError, match=r"need 1\.1 GB, and the memory has 1\.0 GB"):
+    with pytest.raises(InputError, match=r"need 1\.1 GB, but there are only 1\.0 GB"):
         check_queue_fits(config, memory=2**30 - 2**26)
 
 

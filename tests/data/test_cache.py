@@ -289,7 +289,7 @@ def test_too_much_for_the_memory_is_said_and_not_kept(small, capsys):
     images.cache._forecast = lambda: Forecast(1e4, 1.0)
     images.decode_once()
     assert images.cache.kept is None
-    assert "not kept: they exceed data.cache_gb" in capsys.readouterr().err
+    assert "not cached: they exceed data.cache_gb" in capsys.readouterr().err
     assert images.image(0).shape == (3, 20, 20)
 
 
@@ -324,7 +324,7 @@ def test_without_room_it_works_without_and_says_so(small, when, monkeypatch, cap
     without, _ = epoch(config(small, cache="off"))
     assert_same(kept, without)
     said = capsys.readouterr().err
-    assert said.count("decoded images are not kept (No space left on device") == 1
+    assert said.count("decoded images are not cached (No space left on device") == 1
     assert not list(cache_folder().glob("*.pixels"))
     assert not list(cache_folder().glob(".*.tmp"))
 

@@ -252,8 +252,8 @@ def test_bad_folders_each_in_one_sentence(tmp_path):
     for root, message in {
         "none": "does not exist",
         "empty": "is an empty folder",
-        "text": "holds no image: none of its files ends in",
-        "one": "has 1 image: contrasting",
+        "text": "contains no images: none of its files ends in",
+        "one": "has 1 image: contrastive learning needs 2",
         "hole": r"1 of 3 class folders hold no image of their own \(emu\)",
     }.items():
         with pytest.raises(InputError, match=message) as caught:
@@ -385,7 +385,7 @@ def test_bad_test_images(tmp_path):
 
 def test_bad_lists(tmp_path):
     (tmp_path / "blank.txt").write_text("\n\n")
-    with pytest.raises(InputError, match=r"blank\.txt names no image"):
+    with pytest.raises(InputError, match=r"blank\.txt names no images"):
         open_images(at(tmp_path / "blank.txt"))
     (tmp_path / "gone.txt").write_text("x.png\ny.png\n")
     with pytest.raises(InputError, match=r"no readable image .*x\.png: No such file"):
@@ -496,7 +496,7 @@ def test_a_cifar_that_is_not_the_published_one_is_never_unpickled(tmp_path, name
         (tmp_path / folder / file).write_text(code)
     assert data_name(at(tmp_path)) == name
     for split in ("train", "test"):
-        with pytest.raises(InputError, match=rf"holds no complete {name}.*download=True"):
+        with pytest.raises(InputError, match=rf"lacks a complete {name}.*download=True"):
             open_images(at(tmp_path), split)
     assert not (tmp_path / "ran").exists()
 
@@ -533,10 +533,12 @@ def test_stl10_trains_on_labelled_and_unlabelled_images(tmp_path):
 def test_damaged_stl10(tmp_path):
     folder = stl10(tmp_path) / "stl10_binary"
     (folder / "train_X.bin").write_bytes(b"123")
-    with pytest.raises(InputError, match=r"train_X\.bin has 3 bytes, no multiple of 3 x 96 x 96"):
+    with pytest.raises(
+        InputError, match=r"train_X\.bin has 3 bytes, not a multiple of 3 x 96 x 96"
+    ):
         open_images(at(tmp_path))
     (folder / "test_y.bin").write_bytes(b"\1\2\13")
-    with pytest.raises(InputError, match=r"test_y\.bin holds labels beyond 1 to 10"):
+    with pytest.raises(InputError, match=r"test_y\.bin has labels outside 1 to 10"):
         open_images(at(tmp_path), "test")
     (folder / "test_y.bin").write_bytes(b"\1\2")
     with pytest.raises(InputError, match="3 test images but 2 labels"):

@@ -274,7 +274,7 @@ def test_missing_files_and_folders_are_unreadable(tmp_path):
 
 
 def test_the_wrong_number_of_bands_names_the_setting():
-    with pytest.raises(UnreadableImage, match=r"3 bands where data\.channels=5"):
+    with pytest.raises(UnreadableImage, match=r"3 bands, but data\.channels=5"):
         read_image(saved(Image.fromarray(COLOURS)), channels=5)
 
 

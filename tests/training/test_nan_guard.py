@@ -239,7 +239,9 @@ def test_a_verdict_that_is_read_a_step_later_skips_the_same_steps(optimizer, tmp
 def test_a_late_verdict_stops_with_the_step_and_its_files(tmp_path, monkeypatch):
     monkeypatch.setattr(setup, "judged_late", lambda _: True)
     poison(monkeypatch, {8}, "gradients")
-    words = r"step 8 is not applied: gradients hold NaN.* Its images: shapes\[\d+\], .*nan-step-8"
+    words = (
+        r"step 8 is not applied: gradients contain NaN.* Its images: shapes\[\d+\], .*nan-step-8"
+    )
     with pytest.raises(InputError, match=words):
         pretrain(tiny(), tmp_path / "run")
     monkeypatch.undo()

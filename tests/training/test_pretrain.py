@@ -265,7 +265,7 @@ def test_a_folder_of_images_becomes_an_encoder(folder, tmp_path, monkeypatch, ca
         capfd, "pretrain", "--out", tmp_path / "run", "--resume", "--train.epochs", "2"
     )
     assert code == 0
-    assert "Going on from step 3" in shown
+    assert "Resuming from step 3" in shown
     code, shown = command(capfd, "pretrain", "cifar10", "--out", tmp_path / "run", "--resume")
     assert code == 2
     assert "started from the recipe 'demo', not 'cifar10'" in shown

@@ -365,7 +365,7 @@ def test_the_command_resumes_as_it_is_told(tmp_path, capfd, monkeypatch):
     assert "stopped by SIGTERM after step 2" in shown
     code, shown = command(capfd, *start_or_go_on)
     assert code == 0
-    assert "Going on from step 2." in shown
+    assert "Resuming from step 2." in shown
     code, shown = command(capfd, "pretrain", *out, "--resume", "--model.dim", "64")
     assert code == 2
     assert "model.dim cannot change from 128 to 64" in shown
@@ -378,6 +378,6 @@ def test_a_checkpoint_of_an_older_version_goes_on_with_a_notice(tmp_path, monkey
     monkeypatch.undo()
     capfd.readouterr()
     pretrain(tiny(train={"knn_every": 0, "epochs": 3}), tmp_path / "run", resume=True)
-    assert "not to the bits of an unbroken run" in capfd.readouterr().out
+    assert "not be bit-identical to an uninterrupted run" in capfd.readouterr().out
     pretrain(tiny(train={"knn_every": 0, "epochs": 4}), tmp_path / "run", resume=True)
     assert "not to the bits" not in capfd.readouterr().out

@@ -243,7 +243,7 @@ def test_torchrun_starts_a_killed_rank_again_and_it_goes_on(tmp_path):
     os.kill(json.loads((run / "status.json").read_text())["process"], signal.SIGKILL)
     shown, _ = job.communicate(timeout=100)
     assert job.returncode == 0, shown
-    assert "Going on from step" in shown
+    assert "Resuming from step" in shown
     assert json.loads((run / "status.json").read_text())["state"] == "done"
     assert [line["step"] for line in lines_of(run)] == list(range(6, 49, 6))
 

@@ -84,7 +84,7 @@ def test_a_disk_with_room_again_is_said_too_and_the_run_ends_well(tmp_path, monk
     at_step(monkeypatch, 13, fill(disk))
     run = pretrain(tiny(train=EVERY_EPOCH), tmp_path / "run")
     shown = capfd.readouterr()
-    assert "Checkpoints can be written again: the one of step 18 is." in shown.out
+    assert "Checkpoints can be written again: saved step 18." in shown.out
     assert shown.err.count("warning") == 1
     assert run.load_checkpoint().manifest["step"] == 24
 
@@ -99,7 +99,7 @@ def test_a_signal_on_a_full_disk_does_not_promise_a_checkpoint(filled, kept, tmp
     said = str(ended.value)
     assert "stopped by SIGTERM, but the checkpoint of step 8 could not be written" in said
     if kept is None:
-        assert "No checkpoint was written before." in said
+        assert "There is no earlier checkpoint." in said
         assert "--resume starts again from the beginning." in said
     else:
         assert "The checkpoint of step 6 is kept." in said

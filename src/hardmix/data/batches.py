@@ -15,9 +15,9 @@ class Batch(NamedTuple):
     """One step's images on the training device, normalised."""
 
     views: tuple[Float32[Tensor, "batch channels _ _"], ...]
-    """As many of every image as the method looks at."""
+    """The views of every image, as many as the method uses."""
     labels: Int64[Tensor, " batch"]
-    """-1 where unknown."""
+    """Class of each image, -1 if unknown."""
     ids: Int64[Tensor, " batch"]
     """Number of each image in its data set."""
 
@@ -51,7 +51,7 @@ class Loader(Protocol):
     """Number of each image that was left out, and why."""
 
     def prepare(self) -> None:
-        """What is done once, before the first batch."""
+        """Prepare the loader, once, before the first batch."""
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Batches of an epoch, from `first_step` on."""
@@ -68,11 +68,11 @@ def parts_of(batch: Batch, number: int) -> list[Batch]:
 
 
 def steps_of(num_images: int, batch_size: int) -> int:
-    """Full batches in an epoch: at least one, or InputError."""
+    """Return the number of full batches in an epoch; raise InputError if there are none."""
     if batch_size > num_images:
         raise InputError(
-            f"train.batch_size={batch_size} exceeds the {num_images} images of the data set: not"
-            " one batch can be filled; lower train.batch_size."
+            f"train.batch_size={batch_size} exceeds the {num_images} images of the data set:"
+            " lower train.batch_size."
         )
     return num_images // batch_size
 

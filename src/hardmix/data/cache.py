@@ -47,7 +47,7 @@ Read = Callable[[str], UInt8[Tensor, "channels height width"]]
 Place = Literal["memory", "file"]
 
 DECODERS = (image_arrays, image_files, video_frames)
-"""What pixels depend on: when one of these files changes, nothing kept is true any more."""
+"""Source files that pixels depend on: when one of them changes, caches are invalid."""
 SAMPLED, SAMPLE_SECONDS = 64, 1.0
 """Images that are decoded to foresee how much room and time all of them take; fewer if slow."""
 LONG = 20.0
@@ -89,22 +89,22 @@ class ImageCache:
     _looked: bool = field(default=False, repr=False)
 
     def image(self, row: int) -> UInt8[Tensor, "channels height width"] | None:
-        """One image, if it is kept."""
+        """Return one image, or None if it is not cached."""
         return None if self.kept is None else self.kept.image(row)
 
     def only(self, files: Sequence[str]) -> "ImageCache":
-        """A cache of a part of the files."""
+        """Return a cache of some of the files."""
         return replace(self, files=files, kept=None, _looked=False)
 
     def find(self) -> bool:
-        """Take up what this process or another has kept, if it is still true of the files."""
+        """Use what this or another process has cached, if it is still valid."""
         if self.kept is None and self.mode != "off" and (_held or self.file.exists()):
             here = _held.get(self.mark)
             self.kept = here or open_images_file(self.file, self.mark, self.channels)
         return self.kept is not None
 
     def fill(self) -> None:
-        """Decode all images, unless they are kept already or it does not pay; once."""
+        """Decode all images once, unless they are already cached or it is not worthwhile."""
         if self._looked or self.mode == "off" or self.find():
             return
         self._looked = True
@@ -117,10 +117,10 @@ class ImageCache:
                 self._make(place, forecast, stop)
             except _Abandoned as why:
                 if why.args:
-                    warn(f"decoded images are not kept: {why}; every epoch decodes them again.")
+                    warn(f"decoded images are not cached: {why}; every epoch decodes them again.")
             except OSError as error:
                 warn(
-                    f"decoded images are not kept ({error.strerror}; "
+                    f"decoded images are not cached ({error.strerror}; "
                     f"{room(self.file, int(forecast.bytes))}): every epoch decodes them again."
                 )
         if stop.name is not None:  # it was meant for whoever listened before

@@ -39,7 +39,7 @@ class DataRecord(NamedTuple):
 
 
 def record_data(images: ImageSet | None, config: DataConfig) -> DataRecord:
-    """Look at every file once, on rank 0, and tell the others; of shards the names count.
+    """Return a record of the images, made by rank 0; for shards, of their names only.
 
     Done once, when a run starts: a million files on a network disk take minutes, in which the other
     processes hear that rank 0 is still at it.
@@ -107,7 +107,7 @@ def describe_change(file: Path, record: DataRecord) -> str:
     """How many files were added, removed or changed since `write_list`, and the first names."""
     before, now = _read_list(file), record.sizes
     if now is None or before is None:
-        return "another number of images, other labels or other pixels"
+        return "a different number of images, or different labels or pixels"
     kinds = {
         "added": [name for name in now if name not in before],
         "removed": [name for name in before if name not in now],
@@ -118,7 +118,7 @@ def describe_change(file: Path, record: DataRecord) -> str:
         if names:
             shown = ", ".join(printable(os.fsdecode(name)) for name in sorted(names)[:SHOWN])
             said.append(f"{len(names)} {kind} ({shown}{', ...' * (len(names) > SHOWN)})")
-    return "; ".join(said) or "the same files with other labels, or in another order"
+    return "; ".join(said) or "the same files with different labels or in a different order"
 
 
 def _names(images: ImageSet) -> list[bytes]:

@@ -52,7 +52,7 @@ def read_cifar(root: Path, name: CifarName, split: str) -> InMemory:
         data = kind(root, train=split == "train", download=False)
     except RuntimeError as error:
         raise InputError(
-            f"data.root={printable(root)} holds no complete {name} ({kind.base_folder} with the"
+            f"data.root={printable(root)} lacks a complete {name} ({kind.base_folder} with the"
             ' published md5 sums): fetch it with python -c "from torchvision.datasets import'
             f" {kind.__name__}; {kind.__name__}('{printable(root)}', download=True)\"."
         ) from error
@@ -83,7 +83,7 @@ def _stl10_images(file: Path) -> UInt8[Tensor, "n 3 96 96"]:
     values = _stl10_bytes(file)
     if values.size == 0 or values.size % np.prod(_STL10_SHAPE):
         raise InputError(
-            f"data.root: {printable(file)} has {values.size} bytes, no multiple of 3 x 96 x 96:"
+            f"data.root: {printable(file)} has {values.size} bytes, not a multiple of 3 x 96 x 96:"
             " unpack stl10_binary.tar.gz again."
         )
     # The file goes down the columns.
@@ -94,7 +94,7 @@ def _stl10_labels(folder: Path, split: str) -> Int[Tensor, " n"]:
     labels = torch.from_numpy(_stl10_bytes(folder / f"{split}_y.bin")).long() - 1
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(STL10_CLASSES):
         raise InputError(
-            f"data.root: {printable(folder / f'{split}_y.bin')} holds labels beyond 1 to 10: unpack"
+            f"data.root: {printable(folder / f'{split}_y.bin')} has labels outside 1 to 10: unpack"
             " stl10_binary.tar.gz again."
         )
     return labels

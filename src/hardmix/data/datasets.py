@@ -39,7 +39,7 @@ PROBED = 20
 
 
 def open_images(config: DataConfig, split: Split = "train", seed: int = 0) -> ImageSet:
-    """The images of a split; nothing is decoded but the first that can be."""
+    """Open the images of a split, decoding only until one is found to be readable."""
     name = data_name(config)
     own_test = split == "test" and config.test is not None
     images = open_test(name, config) if own_test else _open(name, config, split, seed)
@@ -68,19 +68,18 @@ def _read_one(
 
 
 def checked(images: ImageSet, config: DataConfig, seed: int = 0) -> ImageSet:
-    """At most `data.num_images` of a set, refused where nothing can be learnt from them."""
+    """Return at most `data.num_images` of a set; raise InputError if they are too few."""
     images = images.subset(config.num_images, seed)
     if len(images) < 2:
         raise InputError(
-            f"data: {images.name} has {len(images)} image: contrasting one image with others needs"
-            " 2 or more."
+            f"data: {images.name} has {len(images)} image: contrastive learning needs 2 or more."
         )
     _check_readable(images)
     return images
 
 
 def has_test(config: DataConfig) -> bool:
-    """Whether `open_images` knows a test split."""
+    """Return whether the data set has a test split."""
     if config.test is not None:
         return True
     match name := data_name(config):
@@ -97,7 +96,7 @@ def has_test(config: DataConfig) -> bool:
 
 
 def data_name(config: DataConfig) -> DataName:
-    """The data set's name, given or recognised by `data.root`."""
+    """Return the name of the data set, as given or recognised from `data.root`."""
     if config.name is not None:
         if config.name not in get_args(DataName):
             known = ", ".join(nearest_first(config.name, get_args(DataName)))
@@ -127,12 +126,12 @@ def _open(name: DataName, config: DataConfig, split: Split, seed: int) -> ImageS
             return open_list(config, split)
         case "shards":
             raise InputError(
-                f"data.root={config.root}: shards are a stream, and this needs images by number;"
+                f"data.root={config.root}: shards are a stream, but this needs random access;"
                 " pre-train on shards and evaluate on a folder."
             )
         case "own":
             raise InputError(
-                "data.name=own are images that only their author's program holds: give them again,"
+                "data.name=own means images that were passed by a program: pass them again,"
                 " as pretrain(..., images=...), or set data.root to a folder of others."
             )
 

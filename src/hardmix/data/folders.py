@@ -65,16 +65,16 @@ def list_folder(
 
 
 class FolderContents(NamedTuple):
-    """What a folder holds."""
+    """The contents of a folder."""
 
     files: list[str]
     """Sorted paths of images and videos."""
     ignored: Counter[str]
-    """How many other files there are, by their endings."""
+    """Number of other files by extension."""
 
 
 def find_images(folders: Iterable[Path]) -> FolderContents:
-    """All files below that end as images and videos do; hidden ones are left out.
+    """Find all images and videos below a folder by extension, except hidden ones.
 
     Links are followed, yet every folder is entered once, however many links lead to it: a link to
     a folder above would list its images without end. Of several ways the shortest counts.
@@ -99,7 +99,7 @@ def find_images(folders: Iterable[Path]) -> FolderContents:
 
 
 def with_frames(files: Iterable[str], frames_per_second: float) -> list[str]:
-    """The same paths, with the names of its frames in place of each video."""
+    """Return the same paths, each video replaced by the names of its frames."""
     names: list[str] = []
     for file in files:
         video = os.path.splitext(file)[1].lower() in VIDEO_SUFFIXES
@@ -108,7 +108,7 @@ def with_frames(files: Iterable[str], frames_per_second: float) -> list[str]:
 
 
 def tell_ignored(root: Path, ignored: Counter[str]) -> None:
-    """Say once what is not read and, where something is missing, how to read it."""
+    """Report once which files are ignored and, if a reader is missing, how to install it."""
     if root in _told or not ignored:
         return
     _told.add(root)
@@ -124,11 +124,11 @@ def tell_ignored(root: Path, ignored: Counter[str]) -> None:
 
 
 _told: set[Path] = set()
-"""Folders of which it has been said what they hold beside images."""
+"""Folders whose ignored files have already been reported."""
 
 
 def _count(number: int, suffix: str) -> str:
-    name = printable(suffix) or "nameless"
+    name = printable(suffix) or "extensionless"
     return f"{number} {name} file{'s' * (number > 1)}"
 
 
@@ -141,7 +141,7 @@ def subfolders(root: Path) -> list[str]:
 
 
 def recognise(root: Path) -> DataName:
-    """Which data set a folder or file is, by the names in it."""
+    """Return which data set a folder or file is, judged by the names in it."""
     if root.is_file():
         return "list"
     for mark, name in _MARKS.items():
@@ -161,7 +161,7 @@ _MARKS: dict[str, DataName] = {
 
 
 def split_folder(root: Path, split: str) -> Path | None:
-    """Where a folder of images keeps a split; None where it has no such split.
+    """Return the folder of a split, or None if there is no such split.
 
     A folder is divided if `train` stands beside a test folder, or alone; among other folders
     "train" may be the class of railways. One that is not divided is all training images.
@@ -180,7 +180,7 @@ def _emptiness(root: Path, ignored: Counter[str]) -> str:
     for suffix, number in ignored.items():
         if missing_reader(suffix):
             return f"holds {_count(number, suffix)}: {missing_reader(suffix)} to read them"
-    return f"holds no image: none of its files ends in {', '.join(sorted(READ))}"
+    return f"contains no images: none of its files ends in {', '.join(sorted(READ))}"
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
@@ -190,7 +190,7 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
     except OSError as error:
         raise InputError(
             f"data.root: the folder {printable(folder)} cannot be read ({error.strerror}): change"
-            " its permissions or take it away."
+            " its permissions or remove it."
         ) from error
 
 

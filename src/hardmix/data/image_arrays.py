@@ -16,7 +16,7 @@ Bands = NDArray[np.uint8]
 
 
 def check_size(width: int, height: int, max_pixels: int) -> None:
-    """Refuse an image before it is decoded, by what its header says."""
+    """Raise ValueError, before decoding, if the header gives more than `max_pixels`."""
     if width * height > max_pixels:
         raise ValueError(
             f"{width} x {height} pixels are more than data.max_pixels={max_pixels}: shrink the"
@@ -35,7 +35,7 @@ def from_numpy(file: BufferedIOBase, channels: int, max_pixels: int) -> Bands:
     shape, _, dtype = read_header(file)
     if dtype.kind not in "buif" or len(shape) not in (2, 3) or 0 in shape:
         raise ValueError(
-            f"an array of {dtype} with shape {shape} is no image: save numbers as (H, W),"
+            f"an array of {dtype} with shape {shape} is not an image: save it as (H, W),"
             f" ({channels}, H, W) or (H, W, {channels})"
         )
     _check_array(shape, channels, max_pixels)
@@ -70,7 +70,7 @@ def _band_axis(shape: tuple[int, ...], channels: int) -> int | None:
     if len(shape) == 2:
         return None
     if len(shape) != 3:
-        raise ValueError(f"an array of shape {shape} is no image: 2 or 3 sizes are needed")
+        raise ValueError(f"an array of shape {shape} is not an image: it needs 2 or 3 dimensions")
     also = {1: 3, 3: 1}.get(channels, channels)
     for number in (channels, also):
         for axis in (0, 2):
@@ -78,7 +78,7 @@ def _band_axis(shape: tuple[int, ...], channels: int) -> int | None:
                 return axis
     raise ValueError(
         f"an array of shape {shape} does not have data.channels={channels} as its first or last"
-        " size"
+        " dimension"
     )
 
 
@@ -102,7 +102,7 @@ def to_bytes(values: NDArray[np.generic]) -> Bands:
 
 
 def fit(bands: Bands, channels: int) -> Bands:
-    """Grey to 3 channels and back; else the number must be right."""
+    """Convert between 1 and 3 channels; any other number must match the file."""
     if len(bands) == channels:
         return bands
     if len(bands) == 1 and channels == 3:
@@ -112,6 +112,6 @@ def fit(bands: Bands, channels: int) -> Bands:
         grey: Bands = ((bands * weights).sum(axis=0, keepdims=True) // 1000).astype(np.uint8)
         return grey
     raise ValueError(
-        f"{len(bands)} bands where data.channels={channels}: set data.channels={len(bands)}, or"
+        f"{len(bands)} bands, but data.channels={channels}: set data.channels={len(bands)}, or"
         f" save arrays of {channels} bands as .npy"
     )

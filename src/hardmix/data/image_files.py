@@ -42,10 +42,10 @@ IMAGE_SUFFIXES = HEIF_SUFFIXES | frozenset(
     {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".npy"}
     | {".avif"}
 )
-"""Files with these endings, in any case, are taken for images."""
+"""Files with these extensions, in any case, are read as images."""
 
 MAX_PIXELS = 89_000_000
-"""Images with more are refused before they are decoded (Pillow's limit for a warning)."""
+"""Larger images are refused before they are decoded (the limit at which Pillow warns)."""
 
 # Only these: for others Pillow may start a program, as Ghostscript for an EPS file named .jpg.
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
@@ -75,7 +75,7 @@ def read_image(
     name: str | None = None,
     reduce: int | None = None,
 ) -> UInt8[Tensor, "channels height width"]:
-    """Decode an image file, or an open one; whatever goes wrong is an `UnreadableImage`.
+    """Decode an image file, given by path or open; raise `UnreadableImage` if that fails.
 
     `name` stands for the file in messages, where an open one has no name of its own. With `reduce`
     an image whose shorter side exceeds it is made smaller, as far as possible while it is decoded.
@@ -99,7 +99,7 @@ def read_image(
 
 
 def convert_image(image: Image.Image, channels: int = 3) -> UInt8[Tensor, "channels height width"]:
-    """An image that Pillow has opened, by the same rules."""
+    """Convert an image opened by Pillow, by the same rules as `read_image`."""
     _silence_pillow()
     try:
         return _tensor(_from_pillow(_upright(image), channels))
@@ -121,7 +121,7 @@ def _reduced(image: UInt8[Tensor, "channels _ _"], side: int | None) -> UInt8[Te
 
 
 def printable(path: str | os.PathLike[str]) -> str:
-    r"""A path as text that any terminal can show: bytes that are no UTF-8 become \udcXX."""
+    r"""A path as text that any terminal can show: bytes that are not UTF-8 become \udcXX."""
     return os.fspath(path).encode("utf-8", "backslashreplace").decode()
 
 
@@ -156,7 +156,7 @@ def _decode(file: BufferedIOBase, channels: int, max_pixels: int, reduce: int | 
         image = Image.open(cast("IO[bytes]", file), formats=_formats(head))
     except UnidentifiedImageError:
         known = ", ".join(_FORMATS)
-        raise ValueError(f"neither {known} nor .npy: it begins with {head!r}") from None
+        raise ValueError(f"neither {known} nor .npy: the file starts with {head!r}") from None
     with image:
         check_size(image.width, image.height, max_pixels)
         if reduce is not None:
@@ -166,7 +166,7 @@ def _decode(file: BufferedIOBase, channels: int, max_pixels: int, reduce: int | 
 
 
 def _formats(head: bytes) -> tuple[str, ...]:
-    """What Pillow may take a file for, by its first bytes."""
+    """Return the formats Pillow may try, judged by the first bytes of the file."""
     brand = head[8:12] if head[4:8] == b"ftyp" else b""
     if brand in (b"avif", b"avis"):
         return ("AVIF",)
@@ -181,7 +181,7 @@ def _formats(head: bytes) -> tuple[str, ...]:
 
 @cache
 def missing_reader(suffix: str) -> str | None:
-    """How to get what reads files with this ending, where it is not installed."""
+    """Return how to install the reader for this extension, or None if it is not missing."""
     if suffix in HEIF_SUFFIXES and find_spec("pillow_heif") is None:
         return "pip install 'hardmix[heif]'"
     if suffix in VIDEO_SUFFIXES and find_spec("av") is None:

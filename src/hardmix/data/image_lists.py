@@ -67,7 +67,7 @@ def read_list(file: Path) -> list[Line]:
         lines.append(Line(os.path.join(folder, path), label.strip() or None, split))
     if not lines:
         raise InputError(
-            f"data.root={printable(file)} names no image: write one path on each line, and if you"
-            " like a tab and its class, and another tab and its split."
+            f"data.root={printable(file)} names no images: write one path on each line,"
+            " optionally followed by a tab and its class, and another tab and its split."
         )
     return lines

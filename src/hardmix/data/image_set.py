@@ -21,21 +21,21 @@ class ImageSet:
     """Images by number, with or without labels."""
 
     name: str
-    """For people."""
+    """Name of the set in messages."""
     labels: Int[Tensor, " n"] | None
-    """Number of the class, -1 where unknown; None if no image has one."""
+    """Class number of each image, -1 if unknown; None if no image has a label."""
     classes: tuple[str, ...] | None
     """Names of the classes."""
     tensor: UInt8[Tensor, "n channels height width"] | None = None
     """The images, if they are held in memory."""
     files: tuple[str, ...] | None = None
-    """Their paths, if they are on disk, or other names that `read` knows."""
+    """Paths of the images if they are on disk, or other names that `read` accepts."""
     channels: int = 3
-    """Of every image."""
+    """Number of channels of every image."""
     max_pixels: int = MAX_PIXELS
-    """A file with more is refused."""
+    """Files with more pixels are refused."""
     read: Callable[[str, int, int], Tensor] = read_image
-    """One of `files`, channels and max_pixels to uint8 pixels; worker processes call it."""
+    """Function from a file, channels and max_pixels to uint8 pixels, called by workers."""
     cache: ImageCache | None = None
     """Decoded images of the set that these were selected from."""
     rows: Int[Tensor, " n"] | None = None
@@ -47,7 +47,7 @@ class ImageSet:
         return len(self.files or ())
 
     def image(self, index: int) -> UInt8[Tensor, "channels height width"]:
-        """One image; a file that cannot be decoded raises `UnreadableImage`."""
+        """Return one image; raise `UnreadableImage` if its file cannot be decoded."""
         if self.tensor is not None:
             return self.tensor[index]
         assert self.files is not None
@@ -58,7 +58,7 @@ class ImageSet:
         return self.read(self.files[index], self.channels, self.max_pixels)
 
     def together(self, indices: list[int]) -> UInt8[Tensor, "m channels height width"] | None:
-        """Several images at once; None unless all are decoded, small and of one size."""
+        """Return several images, or None unless all are decoded, small and of one size."""
         if self.cache is None or self.cache.kept is None:
             return None
         rows = indices if self.rows is None else self.rows[indices].tolist()
@@ -81,11 +81,11 @@ class ImageSet:
         return self
 
     def name_of(self, index: int) -> str:
-        """The file, or "cifar10[123]"."""
+        """Return the path of an image, or a name such as "cifar10[123]"."""
         return f"{self.name}[{index}]" if self.files is None else printable(self.files[index])
 
     def select(self, indices: Int[Tensor, " m"]) -> "ImageSet":
-        """These images, in this order."""
+        """Return the images with these indices, in this order."""
         return replace(
             self,
             labels=None if self.labels is None else self.labels[indices],
@@ -95,7 +95,7 @@ class ImageSet:
         )
 
     def subset(self, num_images: int | None, seed: int) -> "ImageSet":
-        """At most so many, chosen at random by the seed and left in their order."""
+        """Return at most `num_images` images, chosen at random by the seed, in order."""
         if num_images is None or num_images >= len(self):
             return self
         order = torch.randperm(
@@ -104,7 +104,7 @@ class ImageSet:
         return self.select(order[:num_images].sort().values)
 
     def labelled(self) -> "ImageSet":
-        """Those whose class is known, for evaluations; it is an error if there is none."""
+        """Return the images whose class is known; raise InputError if there are none."""
         known = torch.zeros(0) if self.labels is None else self.labels != UNKNOWN
         if not bool(known.any()):
             raise InputError(

@@ -35,7 +35,7 @@ def link_imagenet100(imagenet: Path, out: Path) -> dict[str, int]:
     """Make out/train and out/val of links to the class folders of ImageNet in torchvision's layout.
 
     The links are absolute, so `out` may be moved. Links that are already right are left, so that a
-    second call changes nothing. Gives the number of classes linked in each split.
+    second call changes nothing. Return the number of classes linked in each split.
     """
     imagenet, out = Path(imagenet), Path(out)
     targets = {
@@ -73,7 +73,7 @@ def _check_source(imagenet: Path) -> None:
 
 
 def _check_out(out: Path, targets: Mapping[Path, Path]) -> None:
-    """Nothing but links of ours: what lies there is never changed."""
+    """Raise InputError if `out` contains anything but our links."""
     if not os.path.lexists(out):
         return
     if not out.is_dir():
@@ -84,7 +84,7 @@ def _check_out(out: Path, targets: Mapping[Path, Path]) -> None:
         found += [path for path in folder.glob("*") if not _leads_to(path, targets.get(path))]
     if found:
         raise InputError(
-            f"out={out} already holds {len(found)} other things ({found[0]}, ...): name a new or"
+            f"out={out} already contains {len(found)} other files ({found[0]}, ...): name a new or"
             " empty folder."
         )
 

@@ -22,10 +22,12 @@ Split = Literal["train", "test"]
 def root_of(config: DataConfig, name: DataName) -> Path:
     """data.root, which must exist."""
     if config.root is None:
-        raise InputError(f"data.name={name} needs data.root: where its files are.")
+        raise InputError(f"data.name={name} needs data.root, the folder of its files.")
     root = Path(config.root).expanduser()
     if not root.exists():
-        raise InputError(f"data.root={printable(root)} does not exist: say where the images are.")
+        raise InputError(
+            f"data.root={printable(root)} does not exist: set it to the folder of the images."
+        )
     return root
 
 
@@ -53,7 +55,7 @@ def open_folder(config: DataConfig, split: Split) -> ImageSet:
     if folder is None:
         raise InputError(
             f"data.root={printable(root)} has no test images: put them into {printable(root)}/test,"
-            " and the others into train beside it; or name them as data.test."
+            " and the others into train next to it, or set data.test to their folder."
         )
     # Labels of both splits must mean the same, also where one lacks a class.
     classes = [] if split == "train" else subfolders(root / "train")
@@ -84,7 +86,7 @@ def open_test(name: DataName, config: DataConfig) -> ImageSet:
     if name not in ("folder", "list"):
         raise InputError(
             f"data.test={printable(test)} with data.name={name}: only folders and lists of images"
-            " take their test images from elsewhere; leave data.test out."
+            " can take test images from elsewhere; remove data.test."
         )
     if not test.exists():
         raise InputError(f"data.test={printable(test)} does not exist: name a list or a folder.")

@@ -52,8 +52,8 @@ def open_loader(
 ) -> tuple[ImageSet | None, Loader]:
     """The data set of a run (none for shards, which are a stream) and its loader on this rank.
 
-    `own` is a set that the caller's program holds, in place of one by name, `pipeline` makes a view
-    in place of what data.augmentation names. `labelled` leaves out images whose class is unknown,
+    `own` is your own image set, used instead of a named one; `pipeline` makes views instead of
+    data.augmentation. `labelled` leaves out images whose class is unknown,
     where others have one.
     """
     pipelines = choose_pipelines(data, pipeline, views)
@@ -111,7 +111,7 @@ class ViewLoader:
         self._pool: WorkerPool[tuple[int, list[int]], ReadImages] | None = None
 
     def prepare(self) -> None:
-        """Decode what is to be kept; else the first batch waits for it."""
+        """Decode the images to be cached, so that the first batch does not wait for them."""
         self.images = self.images.decode_once(epochs=True)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:

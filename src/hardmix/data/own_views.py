@@ -1,4 +1,4 @@
-"""Views by a pipeline of the user's own: torchvision v2, albumentations, or any function.
+"""Views by your own pipeline: torchvision v2, albumentations, or any function.
 
 It is applied once for each view, with random numbers that are a function of (seed, epoch, image,
 view): those of torch, NumPy and Python are seeded before it. uint8 that comes out is scaled and
@@ -27,7 +27,7 @@ Pipeline = Callable[..., Any]
 """From an image, uint8 (channels, height, width), to a view of it, (channels, size, size)."""
 
 OWN_VIEWS = "own"
-"""What the config says where a program gave its pipeline."""
+"""The value of data.views if the program passed its own pipeline."""
 
 
 def choose_pipelines(
@@ -36,7 +36,7 @@ def choose_pipelines(
     """One for every view, where the program or data.views gives any; else None."""
     if own is None and config.views == OWN_VIEWS:
         raise InputError(
-            "data.views=own is a pipeline that only its author has: give it again, as"
+            "data.views=own means a pipeline that was passed by a program: pass it again, as"
             " pretrain(..., views=...), or name it as data.views='mypackage:make_views'."
         )
     if own is None and config.views is None:
@@ -47,7 +47,7 @@ def choose_pipelines(
     each: tuple[Any, ...] = tuple(own) if isinstance(own, list | tuple) else (own,) * views
     if len(each) != views or not all(callable(pipeline) for pipeline in each):
         raise InputError(
-            f"data.views gives {own!r}: a callable that makes a view of an image is needed, or a"
+            f"data.views gives {own!r}: it must be a callable that makes a view of an image, or a"
             f" list of {views}, one for each view."
         )
     return each
@@ -88,7 +88,7 @@ def _one_view(pipeline: Pipeline, image: Tensor, config: DataConfig) -> Tensor:
     if tuple(view.shape) != wanted:
         raise InputError(
             f"data.views: {_name(pipeline)} makes views of shape {tuple(view.shape)}, and"
-            f" data.channels and data.image_size ask for {wanted}: let it crop to that size."
+            f" data.channels and data.image_size require {wanted}: let it crop to that size."
         )
     if view.dtype != torch.uint8:
         return view.float()
@@ -101,7 +101,7 @@ def _as_tensor(made: Any) -> Tensor:
         return made.as_subclass(Tensor)
     array = np.asarray(made) if isinstance(made, Image.Image) else made
     if not isinstance(array, np.ndarray):
-        raise TypeError(f"it gave a {type(made).__name__}, not a tensor, an array or an image")
+        raise TypeError(f"it returned a {type(made).__name__}, not a tensor, an array or an image")
     return torch.from_numpy(np.atleast_3d(array).copy()).permute(2, 0, 1)
 
 
@@ -124,7 +124,7 @@ def _name(pipeline: Pipeline) -> str:
 
 @contextmanager
 def _randomness_kept() -> Iterator[None]:
-    """The program's own random numbers go on as if nothing had been drawn."""
+    """Leave the program's random number generators as if nothing had been drawn."""
     torchs, numpys, pythons = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield

@@ -37,8 +37,8 @@ class ShardLoader:
         self._views, self._pipelines = views, pipelines
         if config.num_images is None:
             raise InputError(
-                "data.num_images is not set, and shards do not tell how many images they hold:"
-                " count them."
+                "data.num_images is not set, and shards do not record how many images they hold:"
+                " set it to the number of images."
             )
         self.steps_per_epoch = steps_of(config.num_images, batch_size)
         self.config, self.seed, self.device = config, seed, device
@@ -46,7 +46,7 @@ class ShardLoader:
         self.unreadable: dict[int, str] = {}
 
     def prepare(self) -> None:
-        """As of ViewLoader: a stream is not kept."""
+        """Do nothing: a stream is not cached."""
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch, from `first_step` on."""
@@ -77,7 +77,7 @@ class ShardLoader:
         yield from open_shards(*options)  # in place of those that are unreadable
 
     def close(self) -> None:
-        """As of ViewLoader: here there is nothing to end."""
+        """Do nothing: there are no worker processes."""
 
     def _batch(self, samples: list[tuple[Tensor, int, int]], epoch: int) -> Batch:
         images, labels, ids = zip(*samples, strict=True)

@@ -1,7 +1,7 @@
 """WebDataset archives: a stream of images out of tar files, for sets too large to be listed.
 
-Needs the extra `shards`. Members are read as bytes and decoded by images.py; of webdataset's own
-decoders, which would unpickle, none is used. A root "pipe:COMMAND" runs the command.
+Needs the extra `shards`. Members are read as bytes and decoded by images.py; webdataset's
+own decoders are not used because they would unpickle. A root "pipe:COMMAND" runs the command.
 """
 
 import io
@@ -55,7 +55,7 @@ def open_shards(
     webdataset, root = _webdataset(), config.root or ""
     if config.num_images is None:
         raise InputError(
-            f"data.num_images is not set, and shards do not tell how many images they hold: count"
+            f"data.num_images is not set, and shards do not record how many images they hold: count"
             f" those of data.root={root}."
         )
     shards = webdataset.shardlists.expand_urls(root)
@@ -125,5 +125,5 @@ def _label(sample: dict[str, Any], name: str) -> int:
         return int(sample.get("cls", b"-1"))
     except ValueError as error:
         raise InputError(
-            f"{name}.cls holds {sample['cls']!r}: a label is a whole number from 0."
+            f"{name}.cls holds {sample['cls']!r}: a label must be an integer of at least 0."
         ) from error

@@ -1,7 +1,7 @@
 """Frames of videos as images: "clip.mp4@12.0s" is what the video shows at that time.
 
 The frame of a time is the last one that begins no later, whichever way the decoder came there: it
-starts at a key frame before that time, or goes on from where it is.
+starts at a key frame before that time, or continues from its position.
 """
 
 import math
@@ -20,7 +20,7 @@ from hardmix.data.image_arrays import Bands, check_size, fit
 VIDEO_SUFFIXES = frozenset(
     {".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".3gp", ".mts"}
 )
-"""Files with these endings, in any case, are taken for videos."""
+"""Files with these extensions, in any case, are read as videos."""
 
 _ENDINGS = "|".join(suffix[1:] for suffix in sorted(VIDEO_SUFFIXES))
 _FRAME = re.compile(rf"(.*\.(?:{_ENDINGS}))@(\d+\.\d+)s", re.IGNORECASE | re.DOTALL)
@@ -38,7 +38,7 @@ class Frame(NamedTuple):
 
 
 def frame_of(name: str) -> Frame | None:
-    """Which frame a name means; None where it is no such name."""
+    """Return the frame that a name stands for, or None if it is not the name of a frame."""
     if not name.endswith("s") or "@" not in name:
         return None
     found = _FRAME.fullmatch(name)

@@ -47,7 +47,7 @@ def read_views(
 ) -> ReadImages:
     """Decode and crop the views, if `whole` colour them too: a worker's part of training.
 
-    Pipelines of the user's own, in place of a number of views, do all of it.
+    Your own pipelines, given instead of a number of views, do all of it.
     """
     started = time.perf_counter()
     epoch, wanted = job
@@ -102,7 +102,7 @@ def _make(
     seed: int,
     epoch: int,
 ) -> Tensor:
-    """Crops, to be coloured; or views that a pipeline of the user's has finished."""
+    """Crops, to be coloured; or finished views from your own pipeline."""
     if isinstance(views, int):
         return crop_views(images, ids, config, seed, epoch, views)
     return make_own_views(list(images), ids, views, config, seed, epoch)

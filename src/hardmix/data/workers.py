@@ -1,4 +1,4 @@
-"""Processes that read and crop images: started once, deaf to signals, named when they die.
+"""Worker processes that read and crop images: started once, and shielded from signals.
 
 A scheduler's SIGTERM and a user's Ctrl-C reach every process of a job. Only the main one may act on
 them: workers that died first would take the last checkpoint with them.
@@ -81,9 +81,9 @@ def empty_to_send(shape: Sequence[int]) -> Float32[Tensor, "..."]:
 
 @contextmanager
 def dead_workers_named() -> Iterator[None]:
-    """Turn what torch says of a dead or stuck worker into words with a way out.
+    """Turn torch's errors about dead or stuck workers into an InputError with a remedy.
 
-    Torch may say it at any moment, also amid a training step: wrap the whole loop to be sure.
+    Torch may raise them at any time, even during a training step: wrap the whole loop.
     """
     try:
         yield
@@ -91,7 +91,7 @@ def dead_workers_named() -> Iterator[None]:
         said = str(error).strip().split("\n")[0]
         if "DataLoader worker" in said:
             raise InputError(
-                f"A process that reads images died: {said} Most often the memory was full: lower"
+                f"A worker process died: {said} The usual cause is a lack of memory: lower"
                 " data.workers or train.batch_size, or give the job more memory (and /dev/shm)."
             ) from error
         if "DataLoader timed out" in said:

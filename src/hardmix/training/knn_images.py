@@ -1,4 +1,4 @@
-"""The images by which k-NN judges an encoder while it trains: opened once, before any step."""
+"""The images that k-NN accuracy is measured on during training, opened before the first step."""
 
 from typing import NamedTuple
 
@@ -8,20 +8,20 @@ from hardmix.runtime.console import say
 from hardmix.settings.config import PretrainConfig
 
 KNN_IMAGES = 10_000
-"""Images of each split that the k-NN accuracy during training looks at, at most."""
+"""Maximum number of images of each split for k-NN accuracy during training."""
 
 
 class KnnImages(NamedTuple):
-    """Labelled images."""
+    """Labelled images for k-NN accuracy during training."""
 
     bank: ImageSet
     """Training images, which vote."""
     test: ImageSet | None
-    """Those that are judged; None: the bank itself, each image without its own vote."""
+    """Images that are classified; None means the bank itself, leaving one out."""
 
 
 def open_knn_images(config: PretrainConfig, images: ImageSet | None) -> KnnImages | None:
-    """Images whose class is known, of both splits; None where k-NN cannot be measured."""
+    """Return the labelled images of both splits, or None if k-NN cannot be measured."""
     seed = config.train.seed
     bank = None if images is None else _with_classes(images, seed)
     if bank is None or not config.train.knn_every:

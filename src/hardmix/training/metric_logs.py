@@ -1,4 +1,4 @@
-"""Where lines of metrics.jsonl go besides: TensorBoard, Weights & Biases, a function of yours."""
+"""Copies of metrics.jsonl: TensorBoard, Weights & Biases, or your own function."""
 
 import hashlib
 import importlib.util
@@ -18,20 +18,20 @@ OnLog = Callable[[dict[str, Any]], None]
 
 @runtime_checkable
 class MetricLog(Protocol):
-    """A further reader of the lines."""
+    """A destination for the lines of metrics.jsonl."""
 
     def open(self, run: Run, step: int) -> None:
-        """Begin after `step`; what a stopped run wrote beyond it is dropped where that can be."""
+        """Start after `step`, dropping later lines of a stopped run if possible."""
 
     def write(self, line: dict[str, Any]) -> None:
-        """One line."""
+        """Write one line."""
 
     def close(self) -> None:
-        """The run ends, well or not."""
+        """Close the log at the end of a run, whether it succeeded or failed."""
 
 
 def open_logs(config: PretrainConfig, on_log: OnLog | None) -> list[MetricLog]:
-    """Those that the settings ask for; a missing library is said before any work."""
+    """Return the logs that the settings ask for; raise InputError if a library is missing."""
     known: list[tuple[bool, str, MetricLog]] = [
         (config.train.tensorboard, "tensorboard", TensorBoardLog()),
         (config.train.wandb, "wandb", WandbLog(config)),
@@ -50,33 +50,33 @@ class TensorBoardLog:
     """RUN/tensorboard: a copy of metrics.jsonl."""
 
     def open(self, run: Run, step: int) -> None:
-        """Steps beyond `step` are written again."""
+        """Start after `step`; later steps are purged."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=step + 1)
 
     def write(self, line: dict[str, Any]) -> None:
-        """Every number by its name."""
+        """Write every number under its name."""
         for name, value in line.items():
             if name != "step":
                 self._writer.add_scalar(name, value, line["step"])
         self._writer.flush()
 
     def close(self) -> None:
-        """What was flushed is there."""
+        """Do nothing: every line has been flushed."""
 
 
 class WandbLog:
     """Weights & Biases: project "hardmix", or WANDB_PROJECT; WANDB_MODE=offline sends nothing.
 
-    A resumed run goes on with the same curve: its number there follows from its folder.
+    A resumed run continues the same curve: its ID is derived from the path of its folder.
     """
 
     def __init__(self, config: PretrainConfig) -> None:
         self._config = config
 
     def open(self, run: Run, step: int) -> None:  # noqa: ARG002
-        """Its files are in RUN/wandb."""
+        """Open the run; its files are in RUN/wandb."""
         import wandb
 
         place = str(run.path.resolve())
@@ -92,31 +92,31 @@ class WandbLog:
             )
         except wandb.Error as error:
             raise InputError(
-                f"train.wandb: Weights & Biases cannot be reached ({error}): log in with wandb"
-                " login, set WANDB_MODE=offline, or leave it out; then --resume."
+                f"train.wandb: Weights & Biases cannot be reached ({error}): run wandb"
+                " login, set WANDB_MODE=offline, or turn train.wandb off, then resume the run."
             ) from error
 
     def write(self, line: dict[str, Any]) -> None:
-        """Every number by its name."""
+        """Write every number under its name."""
         self._run.log({name: each for name, each in line.items() if name != "step"}, line["step"])
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining lines."""
         self._run.finish()
 
 
 class Callback:
-    """A function of the program that trains. What it raises ends the run, which can be resumed."""
+    """Your own function. An exception it raises ends the run, which can be resumed."""
 
     def __init__(self, function: OnLog) -> None:
         self._function = function
 
     def open(self, run: Run, step: int) -> None:
-        """Nothing to open."""
+        """Do nothing."""
 
     def write(self, line: dict[str, Any]) -> None:
-        """A copy, so that it may be changed."""
+        """Call the function with a copy of the line, which it may change."""
         self._function(dict(line))
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""

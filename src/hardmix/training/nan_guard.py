@@ -1,9 +1,9 @@
-"""NaN and infinity: noticed before they reach weights or queue, undone, and kept to look at.
+"""NaN and infinity: detected before they reach weights or queue, undone, kept for inspection.
 
-One check a step, of the gradients, which are those of all ranks: a NaN in a loss, a query or a key
-reaches them. Its verdict stays on the device, where the optimizer acts on it. A CPU reads it at
-once; a GPU is asked a step later, when it has long been there, and what the step had changed
-besides is brought back then.
+Each step checks the gradients, averaged over all ranks: a NaN in a loss, a query or a key reaches
+them. The verdict stays on the device, where the optimizer acts on it. On a CPU it is read at once;
+on a GPU it is read a step later, so that nothing waits for it, and whatever else the step changed
+is restored then.
 """
 
 import copy
@@ -24,20 +24,20 @@ from hardmix.runtime.device import Late
 from hardmix.runtime.distributed import rank
 
 MOST_SKIPPED = 20
-"""Steps in a row that train.on_nan=skip skips: beyond, the run has diverged."""
+"""Steps in a row that train.on_nan=skip skips; with more the run has diverged."""
 MOST_KEPT = 3
-"""Folders nan-step-N of a run: each holds a whole state."""
+"""Folders nan-step-N that a run keeps: each holds a complete state."""
 
 
 @torch.no_grad()
 def gradients_broken(gradients: list[Tensor]) -> Float[Tensor, ""]:
-    """1 where a gradient is NaN or infinite, else 0; averaged over ranks, the same on each."""
+    """Return 1 if a gradient is NaN or infinite, else 0; the same on every rank."""
     lengths = torch.stack(torch._foreach_norm(gradients))
     return 1 - lengths.isfinite().all().float()
 
 
 def judged_late(device: torch.device) -> bool:
-    """Whether a step's verdict is read a step later: on a GPU, which would be waited for."""
+    """Return whether a step's verdict is read a step later, as on a GPU, to avoid waiting."""
     return device.type != "cpu"
 
 
@@ -48,14 +48,14 @@ class PendingStep(NamedTuple):
     batch: Batch
     loss: Float[Tensor, ""]
     verdict: Late
-    """1 where gradients were broken, and the loss."""
+    """1 if gradients were NaN or infinite, else 0; and the loss."""
 
 
 class StepSnapshot:
-    """What a step changes and the optimizer does not own, as it was before: to undo the step.
+    """Copy of what a step changes besides the trained weights, used to undo the step.
 
-    That is batch norm's statistics and what follows by momentum; where the verdict comes a step
-    late, also what was written after the step, and then the last two states are kept.
+    That is batch norm's statistics and momentum encoders. If the verdict is read a step later, it
+    also includes what is written after the step, and the last two states are kept.
     """
 
     def __init__(self, method: Method, trained: Iterable[nn.Parameter], late: bool) -> None:
@@ -94,29 +94,29 @@ class StepSnapshot:
 
 
 def likely_reasons(lr: float, precision: str) -> str:
-    """What to try."""
+    """Return the likely causes of NaN, with what to try."""
     reasons = [f"a learning rate that is too high (optimizer.lr={lr:g})"]
     if precision != "fp32":
-        reasons.append(f"{precision} (try --train.precision fp32)")
+        reasons.append(f"{precision} (try train.precision=fp32)")
     return ", ".join([*reasons, "images of one colour under batch normalisation, broken hardware"])
 
 
 def keep_for_inspection(
     folder: Path, state: dict[str, Tensor], batch: dict[str, Tensor], facts: dict[str, Any]
 ) -> str:
-    """RUN/nan-step-N: the state before the step, every rank's batch, facts; returns what to say.
+    """Write state, batches and facts to RUN/nan-step-N; return what to report.
 
-    A folder for each of the first few; a disk without room does not matter here.
+    Only the first few broken steps are kept, and a full disk is not an error.
     """
     if len(list(folder.parent.glob("nan-step-*"))) >= MOST_KEPT and not folder.exists():
-        return f"nothing kept: {MOST_KEPT} folders nan-step-N are there already"
+        return f"not kept: there are already {MOST_KEPT} folders nan-step-N"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"batch-of-rank-{rank()}.safetensors").write_bytes(save(_copies(batch)))
         write_atomically(folder / "state.safetensors", save(_copies(state)))
         write_atomically(folder / "facts.json", json.dumps(facts, indent=2).encode())
     except OSError as error:
-        return f"nothing kept in {folder}: {error.strerror}"
+        return f"state and batch could not be kept in {folder}: {error.strerror}"
     return f"state and batch are in {folder}"
 
 
@@ -129,5 +129,5 @@ def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def some(names: Sequence[str], number: int = 5) -> str:
-    """The first few, for messages."""
+    """Return the first few names as text for a message."""
     return ", ".join(names[:number]) + (f" and {len(names) - number} more" * (len(names) > number))

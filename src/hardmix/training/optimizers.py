@@ -1,6 +1,6 @@
-"""Optimizers by name, their learning rate at any step, and their whole state as tensors.
+"""Optimizers by name, and their learning rate at any step.
 
-A new one is a function here, its line in `OPTIMIZERS` and its word in settings.
+To add one, write a function here, list it in `OPTIMIZERS` and add its name to the settings.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,22 +15,22 @@ from hardmix.settings.optimizer_options import OptimizerConfig
 from hardmix.settings.schedules import cosine, step, warm_up
 
 Groups = list[dict[str, Any]]
-"""Parameters with settings of their own, as torch's optimizers take them."""
+"""Parameter groups with their own settings, as torch's optimizers take them."""
 
 TRUST = 0.001
-"""LARS: how far a layer moves for its length (You et al. 2017, eta; SimCLR has the same)."""
+"""Trust coefficient of LARS (eta in You et al. 2017; SimCLR uses the same value)."""
 
 
 class Lars(torch.optim.Optimizer):
-    """SGD with momentum, each layer's step in proportion to its weights (You et al. 2017).
+    """SGD with momentum, each layer's step scaled by the norm of its weights (You et al. 2017).
 
-    As SimCLR uses it: norms and biases that are not decayed (optimizer.decay_all=False) are moved
-    as by plain SGD, and so is a layer whose weights or gradients are all 0.
+    As in SimCLR, norms and biases that are not decayed (optimizer.decay_all=False) are updated by
+    plain SGD, and so is a layer whose weights or gradients are all 0.
     """
 
     found_inf: Tensor | None = None
-    """1 where gradients are NaN or infinite, and nothing may move; torch's own optimizers know it
-    by this name."""
+    """1 if gradients are NaN or infinite, and nothing may be updated; torch's optimizers use this
+    name, too."""
 
     def __init__(
         self, params: Any, lr: float, momentum: float = 0.9, weight_decay: float = 0.0
@@ -40,7 +40,7 @@ class Lars(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step; gradients of None are passed over."""
+        """Take one step; parameters without a gradient are skipped."""
         del closure
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -85,7 +85,7 @@ def _without_decay(group: dict[str, Any]) -> Groups:
 
 
 def _sgd(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """App. C.1, official MoCo's."""
+    """SGD as in App. C.1 and official MoCo."""
     optimizer = torch.optim.SGD(
         groups,
         lr=config.lr,
@@ -106,7 +106,7 @@ def _lars(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
 
 
 def _adamw(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Loshchilov and Hutter (2019)."""
+    """AdamW (Loshchilov and Hutter, 2019)."""
     return torch.optim.AdamW(
         groups,
         lr=config.lr,
@@ -121,13 +121,13 @@ OPTIMIZERS: dict[OptimizerName, Callable[[Groups, OptimizerConfig], torch.optim.
     "lars": _lars,
     "adamw": _adamw,
 }
-"""As `--optimizer.name` takes them."""
+"""Optimizers by their optimizer.name."""
 
 
 def set_learning_rate(
     optimizer: torch.optim.Optimizer, config: PretrainConfig, epoch: int, done: float
 ) -> None:
-    """Once an epoch, as official MoCo; within the warm-up, by the share of the epoch `done`."""
+    """Set the learning rate: per epoch as in official MoCo, per step during the warm-up."""
     options = config.optimizer
     if epoch + done < options.warm_up_epochs:
         factor = warm_up(epoch + done, options.warm_up_epochs)
@@ -142,11 +142,11 @@ def set_learning_rate(
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> None:
-    """optimizer.clip: all gradients together, no longer than that."""
+    """Clip the norm of all gradients together to optimizer.clip, if it is set."""
     if config.clip is not None:
         torch.nn.utils.clip_grad_norm_(list(parameters), config.clip)
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """What an optimizer moves, in the order of its state."""
+    """Return the parameters of an optimizer, in the order of its state."""
     return [each for group in optimizer.param_groups for each in group["params"]]

@@ -1,4 +1,4 @@
-"""The main job: from images to an encoder. Reads top to bottom in the order of events."""
+"""Pre-training, from images to an encoder. The functions are in the order they run."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -71,14 +71,15 @@ def pretrain(
 ) -> Run:
     """Train an encoder and write the run's folder.
 
-    For the library: `trunk` is a network of your own, `strategy` your own way to plan points,
-    `images` a set that your program holds, `views` a pipeline that makes a view of an image (of the
-    last three the config then says "own"; docs/extending.md), and `on_log` is called with every
-    line of metrics.jsonl. With `resume` a stopped run goes on where its last checkpoint is, and a
-    finished one with more epochs (App. C.1: the 800-epoch runs) from its end. SIGTERM, SIGINT and
-    SIGUSR1 save and raise `UnfinishedError`; where results could not be written, on a full disk,
-    `OutputError` is raised at the end. Within torch.distributed every rank calls this, and rank 0
-    writes.
+    `trunk` is your own network, `strategy` your own plan for synthetic points, `images` your own
+    image set, and `views` your own pipeline that makes a view of an image (for the last three the
+    saved config says "own"; see docs/extending.md). `on_log` is called with every line of
+    metrics.jsonl. With `resume` a stopped run continues from its last checkpoint, and a finished
+    run continues from its end if more epochs are asked for (App. C.1: the 800-epoch runs).
+
+    SIGTERM, SIGINT and SIGUSR1 save a checkpoint and raise `UnfinishedError`. If results cannot be
+    written, for example on a full disk, `OutputError` is raised at the end. With torch.distributed
+    every rank calls this function, and rank 0 writes.
     """
     if strategy is not None:
         config = replace(config, mix=replace(config.mix, strategy="own"))
@@ -108,7 +109,7 @@ def pretrain(
 
 @contextmanager
 def status_recorded(training: Training) -> Iterator[None]:
-    """status.json says how the run ended, but for a kill -9."""
+    """Record in status.json how the run ended, unless it is killed by SIGKILL."""
     try:
         with losses_named():
             yield
@@ -129,7 +130,7 @@ def status_recorded(training: Training) -> Iterator[None]:
 
 
 def start(training: Training, *, resume: bool, allow_changed_data: bool = False) -> None:
-    """Make the folder, or go on from its last checkpoint."""
+    """Create the run's folder, or resume from its last checkpoint."""
     run, config = training.run, training.config
     try:
         if is_main() and resume:
@@ -147,7 +148,7 @@ def start(training: Training, *, resume: bool, allow_changed_data: bool = False)
             metric_log.open(run, training.step)
             training.opened.append(metric_log)
     except OSError as error:
-        raise InputError(f"--out {run.path} cannot be written: {error.strerror}.") from error
+        raise InputError(f"out={run.path} cannot be written: {error.strerror}.") from error
     if not restored:
         training.method.prepare(training.loader)
     training.loader.prepare()
@@ -156,7 +157,7 @@ def start(training: Training, *, resume: bool, allow_changed_data: bool = False)
 
 
 def train(training: Training) -> None:
-    """Epoch after epoch, from where the run stands."""
+    """Train the remaining epochs."""
     config, steps = training.config, training.loader.steps_per_epoch
     epochs = config.train.last_epoch
     with progress(config.method, epochs * steps, training.step) as meter, dead_workers_named():
@@ -175,7 +176,7 @@ def train(training: Training) -> None:
 
 
 def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
-    """One pass over the images, or what is left of it."""
+    """Train one epoch, or the rest of it."""
     config, loader = training.config, training.loader
     started, images = time.perf_counter(), 0
     start_steps()
@@ -218,14 +219,14 @@ def describe_steps(training: Training, epoch: int) -> dict[str, Any]:
 
 
 def log(training: Training, line: dict[str, Any]) -> None:
-    """One line of metrics.jsonl, and its copies."""
+    """Write a line to metrics.jsonl and to the other metric logs."""
     training.run.log(line)
     for metric_log in training.logs:
         metric_log.write(line)
 
 
 def record_hardness(training: Training, epoch: int) -> None:
-    """Fig. 2a's numbers of an epoch's last step, at a few epochs of the run."""
+    """Record the numbers of Fig. 2a for an epoch's last step, at a few epochs of the run."""
     config = training.config
     if epoch in shown_epochs(config.train.epochs) or epoch + 1 == config.train.last_epoch:
         measured = training.method.hardness(training.outcomes) if training.outcomes else None
@@ -234,7 +235,7 @@ def record_hardness(training: Training, epoch: int) -> None:
 
 
 def measure_knn(training: Training, epoch: int) -> bool:
-    """k-NN accuracy of the trunk's features, where labels exist; whether it is the best so far."""
+    """Measure k-NN accuracy if there are labels; return whether it is the best so far."""
     config, images = training.config, training.knn_images
     if images is None:
         return False
@@ -267,7 +268,7 @@ def measure_knn(training: Training, epoch: int) -> bool:
 
 
 def finish(training: Training, backbone: str | None) -> str:
-    """Write the encoder, and say what came out; returns what could not be written, in words."""
+    """Write the encoder and print a summary; return what could not be written, in words."""
     run, summarized = training.run, True
     end_if_gone(agree_on_max(0 if run.is_in_place() else GONE), run, training.step)
     run.write_encoder(training.method.trunk, training.config, backbone)

@@ -1,4 +1,4 @@
-"""A stopped run found again: its newest whole checkpoint, read by rank 0 and sent to the others."""
+"""Resuming: rank 0 reads the newest intact checkpoint and sends it to the other ranks."""
 
 import json
 from typing import Any
@@ -22,9 +22,9 @@ from hardmix.training.state import Training
 
 
 def restore(training: Training, *, allow_changed_data: bool = False) -> bool:
-    """Go on from the newest whole checkpoint; False where there is none yet.
+    """Restore the newest intact checkpoint; return False if there is none yet.
 
-    Rank 0 reads it and sends it to the others: no other needs the folder.
+    Rank 0 reads it and sends it to the others, which do not need access to the folder.
     """
     found = training.run.load_checkpoint() if is_main() else None
     manifest = json.loads(broadcast_text(json.dumps(found and found.manifest)))
@@ -32,7 +32,7 @@ def restore(training: Training, *, allow_changed_data: bool = False) -> bool:
         training.run.forget_after(-1)
         return False
     for name in found.broken if found else ():
-        warn(f"{name} does not match its checksum: the checkpoint before it is used.")
+        warn(f"{name} does not match its checksum: using the checkpoint before it.")
     changed = _check_data(training, manifest, allow_changed_data)
     tensors = found.tensors if found else {}
     _load_method(training, tensors)
@@ -54,13 +54,16 @@ def restore(training: Training, *, allow_changed_data: bool = False) -> bool:
     training.run.forget_after(training.step, manifest.get("logs"))
     before = manifest.get("processes", 1)
     if before != world_size():
-        say(f"{before} processes before, {world_size()} now: the same images, other last bits.")
+        say(
+            f"This run had {before} processes and now has {world_size()}: the images are the same,"
+            " results may differ in the last bits."
+        )
     if manifest.get("bits", 1) != BITS:
         say(
-            "This run was saved by an older hardmix, which drew other random numbers: it goes on as"
-            " well, but not to the bits of an unbroken run."
+            "This run was saved by an older hardmix, which drew different random numbers: results"
+            " will not be bit-identical to an uninterrupted run."
         )
-    say(f"Going on from step {training.step}.")
+    say(f"Resuming from step {training.step}.")
     return True
 
 
@@ -72,10 +75,10 @@ def _check_data(training: Training, manifest: dict[str, Any], allowed: bool) -> 
     said = f"the images have changed since the run was started: {change}"
     if not allowed:
         raise InputError(
-            f"{said}. Resume with the same images, start a new run, or go on all the same with"
+            f"{said}. Resume with the same images, start a new run, or accept the change with"
             " --allow-changed-data."
         )
-    warn(f"{said}. Going on with those that are there now.")
+    warn(f"{said}. Continuing with the current images.")
     return True
 
 
@@ -110,7 +113,7 @@ def _load_optimizer(training: Training, tensors: dict[str, Tensor]) -> None:
 
 
 def _load_losses(training: Training, tensors: dict[str, Tensor]) -> None:
-    """Each rank its own; with another number of ranks, their mean."""
+    """Restore each rank's own losses; if the number of ranks has changed, their mean."""
     saved = tensors.get("losses", torch.zeros(0, 0)).double()
     shape = json.loads(broadcast_text(json.dumps(list(saved.shape))))
     saved = broadcast(saved.clone() if is_main() else torch.zeros(shape, dtype=torch.float64))
@@ -119,6 +122,6 @@ def _load_losses(training: Training, tensors: dict[str, Tensor]) -> None:
 
 
 def _forget_numbers(training: Training, steps: int) -> None:
-    """Images and classes may have other numbers now, and an epoch another length."""
+    """Drop what depends on image and class numbers and on the length of an epoch."""
     training.position = min(training.position, steps)
     training.method.forget_images()

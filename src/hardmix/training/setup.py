@@ -1,4 +1,4 @@
-"""Before the first step: everything checked and built, nothing written yet."""
+"""Checks and set-up before the first step; nothing is written yet."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from hardmix.weights.initial import imported_parts, initial_trunk
 
 @dataclass(frozen=True, kw_only=True)
 class Own:
-    """What a program gives of its own, in place of what settings name."""
+    """Your own objects, used in place of what the settings name."""
 
     trunk: nn.Module | None = None
     strategy: Strategy | None = None
@@ -43,7 +43,7 @@ class Own:
 
 
 def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Training:
-    """Check and build everything, and write nothing yet: bad input costs nothing."""
+    """Check and build everything a run needs, without writing anything."""
     compute = choose_compute(config.train.device, config.train.precision)
     check_queue_fits(config, memory_of(compute.device))
     logs = open_logs(config, own.on_log)
@@ -95,42 +95,42 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
 
 
 def check_own(images: ImageSet, config: DataConfig) -> None:
-    """Refuse a set of the user's own that contradicts itself or the config."""
+    """Raise InputError if your own image set contradicts itself or the config."""
     labels, classes = images.labels, images.classes or ()
     if images.channels != config.channels:
         raise InputError(
             f"data.channels={config.channels}, but {images.name} has channels={images.channels}:"
-            " set both to what the images have."
+            " set both to the number of channels of the images."
         )
     if labels is not None and len(labels) != len(images):
         raise InputError(
-            f"{images.name} has {len(labels)} labels for {len(images)} images: give one for each,"
-            " -1 where the class is unknown, or labels=None."
+            f"{images.name} has {len(labels)} labels for {len(images)} images: give one label"
+            " per image, -1 if its class is unknown, or labels=None."
         )
     if labels is not None and len(labels) and int(labels.max()) >= len(classes):
         raise InputError(
-            f"{images.name} has the label {int(labels.max())} and {len(classes)} classes: name"
-            " every class, the first is number 0."
+            f"{images.name} has the label {int(labels.max())} but {len(classes)} classes: name"
+            " every class, counting labels from 0."
         )
 
 
 def check_queue_fits(config: PretrainConfig, memory: int) -> None:
-    """Refuse a queue that is larger than the memory it would be in, before it is asked for."""
+    """Raise InputError if the queue would not fit in memory."""
     needed = config.train.queue_size * config.model.dim * torch.float32.itemsize
     if config.uses("train.queue_size") and needed > memory:
         raise InputError(
             f"train.queue_size={config.train.queue_size} keys of model.dim={config.model.dim} need"
-            f" {needed / 1e9:.1f} GB, and the memory has {memory / 1e9:.1f} GB: lower"
+            f" {needed / 1e9:.1f} GB, but there are only {memory / 1e9:.1f} GB: lower"
             " train.queue_size or model.dim."
         )
 
 
 def check_data(config: PretrainConfig, images: ImageSet | None) -> None:
-    """Refuse what cannot be trained, and warn of what should not be."""
+    """Raise InputError for images that cannot be trained on, and warn of unsuitable settings."""
     labelled = images is not None and images.labels is not None
     for wanted, why in [
-        (config.oracle, "--oracle drops negatives of the query's class"),
-        (METHODS[config.method].needs_labels, f"--method {config.method} trains on classes"),
+        (config.oracle, "oracle=True drops negatives of the query's class"),
+        (METHODS[config.method].needs_labels, f"method={config.method} trains on classes"),
     ]:
         if wanted and not labelled:
             raise InputError(f"{why}: these images have no labels; use folders named by class.")
@@ -139,8 +139,9 @@ def check_data(config: PretrainConfig, images: ImageSet | None) -> None:
     number = len(images)
     if config.train.queue_size >= number - config.train.batch_size:
         warn(
-            f"train.queue_size={config.train.queue_size} reaches the {number} images: a query will"
-            " meet older keys of its own image; set --train.exclude-same-image, or a smaller queue."
+            f"train.queue_size={config.train.queue_size} is close to or above the {number} images:"
+            " queries will meet older keys of their own image; set train.exclude_same_image, or"
+            " lower train.queue_size."
         )
     splits = config.model.key_bn_splits
     if splits == 1 and world_size() == 1:
@@ -150,6 +151,6 @@ def check_data(config: PretrainConfig, images: ImageSet | None) -> None:
             f"model.key_bn_splits={splits} with {world_size()} processes: each process normalises"
             f" its own keys, so there are {world_size()} groups of"
             f" {config.train.batch_size // world_size()} keys, not {splits} of"
-            f" {config.train.batch_size // splits}; to say so, set model.key_bn_splits to"
-            f" {world_size()}."
+            f" {config.train.batch_size // splits}. Set model.key_bn_splits to"
+            f" {world_size()} to silence this warning."
         )

@@ -1,8 +1,8 @@
-"""A run between two steps: what it is made of, how it is saved, found again and stopped.
+"""The state of a run between two steps, and how it is saved and stopped.
 
-Saved is everything that the next step depends on. Random numbers are not: they are functions of
-(seed, step). Of batch norm's running statistics, which every rank has of its own rows, those of
-rank 0 are saved and evaluated; training does not read them.
+A checkpoint holds everything the next step depends on, except random numbers, which are functions
+of (seed, step). Each rank has batch norm's running statistics of its own rows; those of rank 0 are
+saved and evaluated. Training does not read them.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ from hardmix.training.optimizers import parameters_of
 from hardmix.training.unsaved import GONE, Saved, end_if_gone
 
 SAVE, STOP = 1, 2
-"""What a rank may ask of all; the highest wins."""
+"""What a rank may ask of all ranks; the highest request wins."""
 
 
 @dataclass
@@ -68,25 +68,25 @@ class Training:
     late: bool
     """Whether a step's verdict is read a step later."""
     scaler: LossScaler | None
-    """Of train.precision=fp16."""
+    """The loss scaler, for train.precision=fp16 only."""
     stop: StopRequest
     knn_images: KnnImages | None = None
-    """By which the encoder is judged while it trains, where labels are known."""
+    """Labelled images that k-NN accuracy is measured on during training, if there are any."""
     opened: list[MetricLog] = field(default_factory=list)
-    """Those of `logs` that have to be closed."""
+    """The members of `logs` that must be closed."""
     data: DataRecord = field(default=DataRecord("", None))
     """The images as they were when the run started."""
     step: int = 0
     epoch: int = 0
-    """Epochs that are done, with all that is measured at their ends."""
+    """Finished epochs, including the measurements at their ends."""
     position: int = 0
-    """Steps done in the epoch after them."""
+    """Steps done in the current epoch."""
     losses: list[Tensor] = field(default_factory=list)
-    """This rank's, since the last line of metrics.jsonl."""
+    """This rank's losses since the last line of metrics.jsonl."""
     outcomes: list[StepOutcome] = field(default_factory=list)
-    """Of the last step, part by part, where its measures will be asked for."""
+    """Outcomes of the last step, part by part, if its measures will be logged."""
     pending: PendingStep | None = None
-    """The last step, where it is not yet known whether it was sound."""
+    """The last step, while it is not yet known whether its gradients were finite."""
     skipped: int = 0
     """Steps skipped in a row (train.on_nan=skip)."""
     best: dict[str, Any] | None = None
@@ -94,11 +94,11 @@ class Training:
     seconds: float = 0.0
     saved_at: float = field(default_factory=time.monotonic)
     saved: Saved = field(default_factory=Saved)
-    """What of it is on disk."""
+    """What has been written to disk."""
 
 
 def pause(training: Training) -> None:
-    """Between two steps: save or stop where the clock or a signal on any rank asks for it."""
+    """Save or stop between two steps, if the clock or a signal on any rank asks for it."""
     minutes = training.config.train.save_minutes
     due = bool(minutes) and time.monotonic() - training.saved_at > 60 * minutes and is_main()
     gone = GONE if not training.run.is_in_place() else 0
@@ -118,7 +118,7 @@ def pause(training: Training) -> None:
 
 
 def save_checkpoint(training: Training) -> None:
-    """Everything a resumed run needs. A disk without room costs this checkpoint, not the run."""
+    """Save everything a resumed run needs. A full disk costs this checkpoint, not the run."""
     settle(training)
     losses = gather(torch.stack(training.losses)[None]) if training.losses else None
     training.saved_at = time.monotonic()
@@ -139,12 +139,12 @@ def save_checkpoint(training: Training) -> None:
         return
     if training.saved.step is None:
         seconds = time.monotonic() - started
-        say(f"A checkpoint has {size / 1e6:.1f} MB and takes {seconds:.1f} s.")
+        say(f"A checkpoint takes {size / 1e6:.1f} MB and {seconds:.1f} s to write.")
     training.saved.note(training.step)
 
 
 def _facts(training: Training) -> dict[str, Any]:
-    """What a checkpoint says beside its tensors."""
+    """What a checkpoint stores in addition to its tensors."""
     keep = training.config.train.keep_every
     return {
         "epoch": training.epoch,
@@ -163,12 +163,12 @@ def _facts(training: Training) -> dict[str, Any]:
 
 
 def _trunk_name(method: Method) -> str | None:
-    """Where among a method's tensors the encoder is: evaluations of a stopped run look there."""
+    """Return the name of the encoder within the method, for evaluations of a stopped run."""
     return next((name for name, each in method.named_modules() if each is method.trunk), None)
 
 
 def check_ranks_agree(training: Training) -> None:
-    """Stop where ranks have come apart: each would train against other negatives."""
+    """Stop if the ranks have diverged: each would train against different negatives."""
     if world_size() == 1:
         return
     parts: dict[str, list[Tensor]] = {"weights": [*parameters_of(training.optimizer)]}
@@ -183,17 +183,17 @@ def check_ranks_agree(training: Training) -> None:
         if different:
             raise InputError(
                 f"the {name} of rank {', '.join(map(str, different))} differ from those of rank 0"
-                f" after step {training.step}: a device or a connection makes mistakes, or the"
-                " ranks run different versions; the last checkpoint is good, and --resume goes on"
+                f" after step {training.step}: a device or a connection is faulty, or the"
+                " ranks run different versions. The last checkpoint is good: --resume continues"
                 " from it."
             )
 
 
 def settle(training: Training) -> bool:
-    """Read the last step's verdict, where that was not done yet; False: it was broken, and undone.
+    """Read the last step's verdict if that is still due; return False if the step was undone.
 
-    The gradients of train.precision=fp16 overflow now and then: the scale is lowered, no weight
-    moves, and that is no fault while the loss is a number.
+    With train.precision=fp16 gradients overflow now and then: the scale is lowered and no weight
+    moves. That is not a fault as long as the loss is finite.
     """
     pending, training.pending = training.pending, None
     if pending is None:
@@ -205,12 +205,12 @@ def settle(training: Training) -> bool:
     if not fault:
         training.skipped = 0
         return True
-    meet_fault(training, pending, f"gradients hold NaN or infinity (loss {loss:.4g})")
+    meet_fault(training, pending, f"gradients contain NaN or infinity (loss {loss:.4g})")
     return False
 
 
 def meet_fault(training: Training, broken: PendingStep, fault: str) -> None:
-    """A step that is not applied: said, kept for inspection, and after `train.on_nan` the end."""
+    """Undo a step, keep it for inspection, and warn or stop according to `train.on_nan`."""
     config, batch = training.config, broken.batch
     training.snapshot.restore(broken.step)
     training.optimizer.zero_grad()
@@ -229,12 +229,12 @@ def meet_fault(training: Training, broken: PendingStep, fault: str) -> None:
     kept = keep_for_inspection(folder, state, tensors, facts)
     reasons = likely_reasons(config.optimizer.lr, training.compute.precision)
     said = (
-        f"step {broken.step} is not applied: {fault}. Its images: {some(names)}. Likely reasons:"
+        f"step {broken.step} is not applied: {fault}. Its images: {some(names)}. Likely causes:"
         f" {reasons}; {kept}."
     )
     if config.train.on_nan == "stop" or training.skipped > MOST_SKIPPED:
         raise InputError(
-            f"{said} The last checkpoint is good: --resume goes on from it, with --train.on-nan"
-            f" skip past at most {MOST_SKIPPED} such steps in a row."
+            f"{said} The last checkpoint is good: --resume continues from it. With"
+            f" train.on_nan=skip at most {MOST_SKIPPED} such steps in a row are skipped."
         )
     warn(said)

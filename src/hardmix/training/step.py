@@ -1,4 +1,4 @@
-"""One step: gradients part by part, NaN refused, the optimizer, what the next step needs."""
+"""One training step: gradients, the check for NaN, the optimizer, the queue."""
 
 import torch
 from torch import Tensor
@@ -15,10 +15,10 @@ from hardmix.training.state import Training, meet_fault, settle
 
 
 def take_step(training: Training, batch: Batch, epoch: int) -> Tensor | None:
-    """One step; None where it would have spoilt the weights, and nothing was changed.
+    """Take one step and return its loss, or None if the step was broken and nothing was changed.
 
-    On a GPU that is known a step later: the optimizer then leaves the weights as they are, and
-    `settle` undoes the rest in the middle of the next step, which begins again.
+    On a GPU this is known a step later: the optimizer leaves the weights unchanged, and `settle`
+    undoes the rest during the next step, which is then computed again.
     """
     config, optimizer = training.config, training.optimizer
     steps = training.loader.steps_per_epoch
@@ -47,7 +47,7 @@ def take_step(training: Training, batch: Batch, epoch: int) -> Tensor | None:
 def attempt(
     training: Training, batch: Batch, at: TrainingPosition
 ) -> tuple[list[StepOutcome], str | None]:
-    """The gradients of a batch; or what a method found wrong with it."""
+    """Compute the gradients of a batch; return the outcomes and what was wrong, if anything."""
     training.snapshot.note(at.step)
     seed_own_randomness(training)
     training.optimizer.zero_grad()
@@ -59,7 +59,7 @@ def attempt(
 
 
 def check_gradients(training: Training) -> Tensor:
-    """1 where they are NaN or infinite, else 0: on the device, for the optimizer."""
+    """Return 1 if a gradient is NaN or infinite, else 0, as a tensor on the device."""
     parameters = parameters_of(training.optimizer)
     gradients = [each.grad for each in parameters if each.grad is not None]
     if training.scaler is None:
@@ -68,7 +68,7 @@ def check_gradients(training: Training) -> Tensor:
 
 
 def apply(training: Training, batch: Batch, outcomes: list[StepOutcome], broken: Tensor) -> None:
-    """Move the weights, unless gradients are broken, and let the method write what it keeps."""
+    """Update the weights unless gradients are broken, then let the method update its state."""
     optimizer = training.optimizer
     clip_gradients(parameters_of(optimizer), training.config.optimizer)
     if training.scaler is not None or training.late:
@@ -84,9 +84,9 @@ def apply(training: Training, batch: Batch, outcomes: list[StepOutcome], broken:
 def compute_gradients(
     method: Method, batch: Batch, at: TrainingPosition, scale: Tensor | None = None
 ) -> list[StepOutcome]:
-    """The gradients of a batch, part by part (train.accumulate); what each part gave.
+    """Compute the gradients of a batch, part by part (train.accumulate); return the outcomes.
 
-    `scale`: of the loss, where gradients in half precision would vanish.
+    `scale` is the loss scale of train.precision=fp16.
     """
     parts, compute = method.config.train.accumulate, method.materials.compute
     networks = [method.network(name) for name in method.networks()]
@@ -105,7 +105,7 @@ def compute_gradients(
 
 
 def seed_own_randomness(training: Training) -> None:
-    """Dropout and the like, in trunks that have them: as all else, a function of (seed, step)."""
+    """Seed dropout and the like in the trunk, as a function of (seed, step, rank)."""
     seed = seed_of("trunk", training.config.train.seed, training.step, rank())
     torch.default_generator.manual_seed(seed)
     if training.compute.device.type == "cuda":

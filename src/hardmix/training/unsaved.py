@@ -1,4 +1,4 @@
-"""What is said where results cannot be written: once, with what is kept and the way out."""
+"""Messages for results that cannot be written: what is kept, and what to do."""
 
 import shlex
 
@@ -7,44 +7,44 @@ from hardmix.runs.folder import Run
 from hardmix.runtime.console import say, warn
 
 GONE = 9
-"""What rank 0 asks of all where the run's folder is not in its place: above all else."""
+"""Request to end because the run's folder is gone; it outranks all other requests."""
 
 
 class Saved:
-    """What of a run is on disk. Only rank 0 knows."""
+    """Which checkpoint of a run is on disk; known to rank 0 only."""
 
     def __init__(self) -> None:
         self.step: int | None = None
-        """Of the newest checkpoint."""
+        """Step of the newest checkpoint."""
         self.reason: str | None = None
-        """Why the last one could not be written; None where it was."""
+        """Why the last checkpoint could not be written; None if it was."""
 
     def note(self, step: int) -> None:
-        """A checkpoint was written."""
+        """Record that a checkpoint was written."""
         if self.reason is not None:
-            say(f"Checkpoints can be written again: the one of step {step} is.")
+            say(f"Checkpoints can be written again: saved step {step}.")
         self.step, self.reason = step, None
 
     def note_failure(self, step: int, error: OSError) -> None:
-        """A checkpoint could not be written: said the first time only."""
+        """Record that a checkpoint could not be written; warn the first time only."""
         if self.step == step:
             return  # it is there, from before
         if self.reason is None:
             warn(
                 f"no checkpoint at step {step} ({error.strerror}): {error.filename}. {self.kept}"
-                " Training continues and tries again at each further checkpoint, without saying so."
+                " Training continues and retries at every checkpoint without further warnings."
             )
         self.reason = error.strerror or type(error).__name__
 
     @property
     def kept(self) -> str:
-        """In a sentence."""
+        """The checkpoint that is kept, as a sentence."""
         if self.step is None:
-            return "No checkpoint was written before."
+            return "There is no earlier checkpoint."
         return f"The checkpoint of step {self.step} is kept."
 
     def lost_stop(self, run: Run, step: int) -> str:
-        """How a run ends that was asked to stop and could not be saved; empty where it was."""
+        """Return why a stopped run could not be saved; an empty string if it was."""
         if self.reason is None:
             return ""
         return (
@@ -53,7 +53,7 @@ class Saved:
         )
 
     def lost_end(self, run: Run, summarized: bool) -> str:
-        """What a finished run lacks beside its encoder; empty where nothing."""
+        """Return what a finished run could not write; an empty string if nothing is missing."""
         lacks = []
         if self.reason is not None:
             lacks.append(f"its last checkpoint ({self.reason})")
@@ -70,12 +70,12 @@ class Saved:
 
 
 def end_if_gone(wanted: int, run: Run, step: int) -> None:
-    """End, on all ranks, where one has found `GONE`."""
+    """Raise OutputError on all ranks if one of them has asked for `GONE`."""
     if wanted == GONE:
         raise OutputError(
             f"{run.path} was moved, deleted or replaced during training: nothing can be written"
             f" after step {step}. hardmix pretrain --out FOLDER --resume, with the folder's new"
-            " place, continues from its newest checkpoint."
+            " path, continues from its newest checkpoint."
         )
 
 
