@@ -68,7 +68,7 @@ def check_counts(num_hardest: int, num_pairs: int = 0, num_with_query: int = 0) 
             )
     if num_hardest < 1:
         raise InputError(
-            f"num_hardest={num_hardest} is below 1: it is the number of negatives that may be mixed;"
+            f"num_hardest={num_hardest} is below 1: it is the number of negatives to mix;"
             " for plain MoCo set num_pairs and num_with_query to 0 instead."
         )
     if num_pairs > 0 and num_hardest < 2:
@@ -158,7 +158,7 @@ def check_shapes(query: Tensor, key: Tensor, negatives: Tensor) -> None:
             raise InputError(f"{name} has shape {tuple(value.shape)}: it is empty.")
     if key.shape != query.shape:
         raise InputError(
-            f"key has shape {tuple(key.shape)}, query {tuple(query.shape)}: each query needs one key."
+            f"key has shape {tuple(key.shape)}, query {tuple(query.shape)}: they must be equal."
         )
     if negatives.shape[1] != query.shape[1]:
         raise InputError(
@@ -200,7 +200,7 @@ def check_finite(**vectors: Tensor) -> None:
 
 
 def wants_check(check: bool | None, vectors: Tensor) -> bool:
-    """Whether to check the values of all vectors. Default: on a CPU only, as a GPU would have to sync."""
+    """Whether to check the vectors' values. None: on a CPU only, as it would synchronise a GPU."""
     if torch.compiler.is_compiling():
         return False
     return vectors.device.type == "cpu" if check is None else check

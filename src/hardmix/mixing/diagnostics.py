@@ -30,7 +30,7 @@ class ProxyAccuracy(NamedTuple):
 
 
 class FalseParents(NamedTuple):
-    """Sec. 4.3: share of synthetic points that have false negatives as parents; NaN without points."""
+    """Sec. 4.3: share of synthetic points with false negatives as parents; NaN without points."""
 
     pairs_at_least_one: Float[Tensor, ""]
     """Share of pair points with one or two false parents (Fig. 2c, triangles)."""

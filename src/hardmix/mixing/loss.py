@@ -128,9 +128,9 @@ class MochiLoss(nn.Module):
         generator: torch.Generator | None = None,
         check: bool | None = None,
     ) -> Float[Tensor, ""]:
-        """Return the mean loss without a queue, as in SimCLR: the negatives are the other samples' keys.
+        """Return the mean loss with the other samples' keys as negatives, as in SimCLR: no queue.
 
-        Keys receive gradients too, as positives and as real negatives. N is capped at the batch size.
+        Keys receive gradients too, as positives and as real negatives. N is at most the batch size.
         """
         if len(query) < 2:
             raise InputError(
@@ -155,7 +155,7 @@ class MochiLoss(nn.Module):
         generator: torch.Generator | None = None,
         check: bool | None = None,
     ) -> tuple[Contrast, MixPlan | None]:
-        """Return the loss with the similarities behind it, and the plan; input for the diagnostics."""
+        """Return the loss with the similarities behind it, and the plan, for the diagnostics."""
         embeddings = _unit_embeddings(query, key, negatives, check)
         exclude, not_mixed = _masks(query, negatives, exclude)
         draws = _Sampling(self.num_hardest, mix, generator, check)

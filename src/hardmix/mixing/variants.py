@@ -44,7 +44,7 @@ def plan_ranked_by_key(
     generator: torch.Generator | None = None,
     embeddings: Embeddings | None = None,
 ) -> MixPlan:
-    """App. B.2: rank negatives by similarity to the key, not the query. Paper: about 0.2 % lower."""
+    """App. B.2: rank negatives by their similarity to the key. Paper: about 0.2 % lower."""
     check_similarity(similarity)
     embeddings = _need(embeddings, "ranked-by-key")
     return plan_mochi(
