@@ -214,7 +214,7 @@ class Moco(Method):
     def contrast_images(
         self, images: Tensor, exclude: Tensor | None, generator: torch.Generator
     ) -> tuple[Contrast, MixPlan | None]:
-        """Contrast images with the queue, one view for both encoders, mixed as at the end of training."""
+        """Contrast images, given to both encoders, with the queue; mix as at training's end."""
         return self.mixing.loss(self.config.train.epochs).contrast(
             self.pair.query(images),
             self.pair.key(images),

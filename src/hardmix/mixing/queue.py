@@ -164,7 +164,7 @@ class MemoryQueue(nn.Module):
         return equal_and_known(labels, self.labels)
 
     def same_image(self, ids: Int[Tensor, " batch"]) -> Bool[Tensor, "batch K"]:
-        """Return the mask of each query image's older keys; there are some if K exceeds the data."""
+        """Return the mask of older keys of each query's own image (K may exceed the data set)."""
         check_labels("ids", ids)
         return equal_and_known(ids, self.ids)
 

@@ -75,7 +75,7 @@ def _number(environment: Mapping[str, str], name: str, otherwise: int | None = N
         return otherwise
     if text is None or not text.isdecimal():
         raise InputError(
-            f"the environment variable {name} is {text!r}: it must be a whole number; start multiple"
-            " processes with torchrun or srun, which set it."
+            f"the environment variable {name} is {text!r}: it must be a whole number; start"
+            " multiple processes with torchrun or srun, which set it."
         )
     return int(text)

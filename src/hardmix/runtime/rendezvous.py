@@ -147,7 +147,7 @@ def _own_gpu(launch: Launch, device: str) -> int:
 
 
 def _meet(launch: Launch, timeout: float) -> Any:
-    """Return a store that all ranks have reached; raise an error that names those that have not."""
+    """Return a store that all ranks have reached; raise if some have not."""
     where = f"{launch.host}:{launch.port}"
 
     def meet() -> tuple[Any, list[int]]:
@@ -171,8 +171,8 @@ def _meet(launch: Launch, timeout: float) -> Any:
         store, missing = nobody
     if store is None:
         raise UnfinishedError(
-            f"rank {launch.rank} could not reach rank 0 at {where} in {timeout:g} s (train.timeout):"
-            " it has not started, has died or hangs, or MASTER_ADDR or MASTER_PORT is wrong."
+            f"rank {launch.rank} could not reach rank 0 at {where} in {timeout:g} s"
+            " (train.timeout): it has not started, has died or hangs, or MASTER_ADDR or MASTER_PORT is wrong."
         )
     if missing:
         raise UnfinishedError(
@@ -184,7 +184,7 @@ def _meet(launch: Launch, timeout: float) -> Any:
 
 
 def _within(seconds: float, function: Callable[[], Result], otherwise: Result) -> Result:
-    """Return a function's result, or `otherwise` after so many seconds: a store may block forever."""
+    """Return a function's result, or `otherwise` after so many seconds: stores may block."""
     results: list[Result] = []
     errors: list[Exception] = []
 
