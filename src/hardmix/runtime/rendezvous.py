@@ -172,7 +172,8 @@ def _meet(launch: Launch, timeout: float) -> Any:
     if store is None:
         raise UnfinishedError(
             f"rank {launch.rank} could not reach rank 0 at {where} in {timeout:g} s"
-            " (train.timeout): it has not started, has died or hangs, or MASTER_ADDR or MASTER_PORT is wrong."
+            " (train.timeout): it has not started, has died or hangs, or MASTER_ADDR or"
+            " MASTER_PORT is wrong."
         )
     if missing:
         raise UnfinishedError(
