@@ -82,7 +82,7 @@ def check_num_hardest(num_hardest: int, num_negatives: int) -> None:
     """Refuse to select more negatives than there are."""
     if num_hardest > num_negatives:
         raise InputError(
-            f"num_hardest={num_hardest} exceeds the number of negatives, {num_negatives}:"
+            f"num_hardest={num_hardest} exceeds the {num_negatives} negatives given:"
             " lower num_hardest or enlarge the queue."
         )
 
@@ -155,7 +155,7 @@ def check_shapes(query: Tensor, key: Tensor, negatives: Tensor) -> None:
                 f"{name} is on {value.device}, query on {query.device}: move them to one device."
             )
         if value.numel() == 0:
-            raise InputError(f"{name} has shape {tuple(value.shape)}: it is empty.")
+            raise InputError(f"{name} has shape {tuple(value.shape)}: it has no embeddings.")
     if key.shape != query.shape:
         raise InputError(
             f"key has shape {tuple(key.shape)}, query {tuple(query.shape)}: they must be equal."
@@ -222,8 +222,8 @@ def check_plan(plan: "MixPlan", batch: int) -> None:
     shapes = {name: tuple(part.shape) for name, part in plan._asdict().items() if part is not None}
     if len(set(shapes.values())) != 1 or plan.base.ndim != 2 or len(plan.base) != batch:
         raise InputError(
-            f"plan has parts of shapes {shapes}: all must have one shape (batch, S), and"
-            f" the batch has {batch} queries."
+            f"plan has parts of shapes {shapes}: all must have the same shape"
+            f" (batch, S), with a batch of {batch} queries."
         )
     for name in ("base", "partner"):
         if (dtype := getattr(plan, name).dtype) != torch.int64:

@@ -135,7 +135,7 @@ class MochiLoss(nn.Module):
         if len(query) < 2:
             raise InputError(
                 f"query has {len(query)} row: in_batch uses the other samples of the batch as"
-                " negatives and needs at least 2."
+                " negatives and needs 2 or more."
             )
         own = torch.eye(len(query), dtype=torch.bool, device=query.device)
         check_mask(exclude, len(query), len(query))
