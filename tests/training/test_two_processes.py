@@ -203,7 +203,7 @@ def test_a_rank_that_never_comes_is_named(tmp_path):
     os.kill(processes[1].pid, signal.SIGKILL)
     assert wait(processes) == [75, -signal.SIGKILL]
     assert re.search(
-        r"rank 1 (of 2 did not come|on \w+ has died)", (tmp_path / "log-0").read_text()
+        r"rank 1 (of 2 did not connect|on \w+ has died)", (tmp_path / "log-0").read_text()
     )
 
 

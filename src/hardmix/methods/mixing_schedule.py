@@ -28,7 +28,7 @@ class MixingSchedule:
         choose_strategy(config.mix, 0, config.train.epochs, own)  # said before any work
 
     def loss(self, epoch: int) -> MochiLoss:
-        """Eq. 1 with the run's settings, at an epoch of its curriculum."""
+        """Return the loss with the run's settings at this epoch."""
         mix, train = self.config.mix, self.config.train
         return MochiLoss(
             mix.num_hardest,
@@ -41,14 +41,14 @@ class MixingSchedule:
         )
 
     def started(self, at: TrainingPosition) -> bool:
-        """Sec. 5: not in the epochs, or steps, of the warm-up."""
+        """Return whether mixing has started: not during the warm-up (Sec. 5)."""
         mix = self.config.mix
         if mix.warm_up_steps is not None:
             return self.wanted and mixing_started(at.step, mix.warm_up_steps)
         return self.wanted and mixing_started(at.epoch, mix.warm_up_epochs)
 
     def generator(self, at: TrainingPosition) -> torch.Generator:
-        """A query's numbers depend on its place in the batch, not on the number of processes."""
+        """Return a generator whose numbers do not depend on the number of processes."""
         generator = RowsGenerator()
         generator.manual_seed(seed_of("mixing", self.config.train.seed, at.step, at.part, 0))
         generator.part = rank()
@@ -58,11 +58,11 @@ class MixingSchedule:
 def choose_strategy(
     mix: MixConfig, epoch: float, epochs: float, own: Strategy | None = None
 ) -> Strategy:
-    """The strategy by name, with its own options and at its point of the curriculum."""
+    """Return the strategy by name, with its options at this epoch."""
     if mix.strategy == "own":
         if own is None:
             raise InputError(
-                "mix.strategy=own is a function that only its author has: give it again, as"
+                "mix.strategy=own is a function that is not saved with the run: pass it again, as"
                 " pretrain(..., strategy=...), or choose a strategy by name."
             )
         return own

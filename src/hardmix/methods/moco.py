@@ -44,16 +44,16 @@ from hardmix.settings.named_choices import QueueStart
 
 @dataclass
 class MocoOutcome(StepOutcome):
-    """What a part of a batch saw, to be described after the queue was written."""
+    """Results of a part of a batch, described after the queue is updated."""
 
     contrast: Contrast
     plan: MixPlan | None
     key: Float[Tensor, "batch dim"]
     exclude: Tensor | None
     labels: Tensor
-    """Of the queries."""
+    """Labels of the queries."""
     queue_labels: Tensor
-    """A copy: those of the oldest keys are gone by then."""
+    """A copy, as those of the oldest keys are overwritten by then."""
 
 
 class Moco(Method):
@@ -125,7 +125,7 @@ class Moco(Method):
 
     @torch.no_grad()
     def prepare(self, loader: Loader) -> None:
-        """train.queue_start=prefill: encode enough images to fill the queue, and train on none."""
+        """Encode images to fill the queue before training, if train.queue_start=prefill."""
         if self.config.train.queue_start != "prefill":
             return
         before = TrainingPosition(-1, -1)
@@ -143,7 +143,7 @@ class Moco(Method):
 
     @torch.no_grad()
     def adopt(self, parts: dict[str, Tensor]) -> None:
-        """Head and queue of a MoCo checkpoint, where they fit."""
+        """Load head and queue of a MoCo checkpoint, if their shapes match."""
         head = {k.removeprefix("head."): v for k, v in parts.items() if k.startswith("head.")}
         for encoder in (self.pair.query, self.pair.key) if head else ():
             encoder.head.load_state_dict(head)
@@ -151,13 +151,13 @@ class Moco(Method):
             self.memory.enqueue(parts["queue"])
 
     def forget_images(self) -> None:
-        """Keys of the queue stay, without the numbers of their images and classes."""
+        """Keep the queue's keys but forget their image ids and labels."""
         self.memory.ids.fill_(UNKNOWN)
         self.memory.labels.fill_(UNKNOWN)
 
     @torch.no_grad()
     def describe(self, outcomes: Sequence[StepOutcome]) -> dict[str, float]:
-        """Fig. 2's measures of the last part of a step, by the names used everywhere."""
+        """Return Fig. 2's measures for the last part of a step, by name."""
         last = cast("MocoOutcome", outcomes[-1])
         outcome, plan = last.contrast, last.plan
         accuracy = proxy_accuracy(outcome, last.exclude)
@@ -187,7 +187,7 @@ class Moco(Method):
 
     @torch.no_grad()
     def hardness(self, outcomes: Sequence[StepOutcome]) -> dict[str, list[Any]]:
-        """Fig. 2a of a step, and how similar positives, negatives and points are."""
+        """Return Fig. 2a for a step, and histograms of similarities."""
         last = cast("MocoOutcome", outcomes[-1])
         outcome, exclude = last.contrast, last.exclude
         probability = matching_probability(outcome, self.config.train.temperature, exclude)
@@ -214,7 +214,7 @@ class Moco(Method):
     def contrast_images(
         self, images: Tensor, exclude: Tensor | None, generator: torch.Generator
     ) -> tuple[Contrast, MixPlan | None]:
-        """The same image to both encoders, before the queue, with the points of training's end."""
+        """Contrast images, given to both encoders, with the queue; mix as at training's end."""
         return self.mixing.loss(self.config.train.epochs).contrast(
             self.pair.query(images),
             self.pair.key(images),

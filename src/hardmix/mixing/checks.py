@@ -1,6 +1,6 @@
-"""What the method refuses, in words: argument, value, limit, reason, way out.
+"""Checks of arguments. Each error names the argument, its value, the limit and the way out.
 
-Kept beside the paper's files, so that those hold the paper only.
+Kept apart from the files that implement the paper.
 """
 
 import difflib
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hardmix.mixing.plans import MixPlan
 
 UNIT_TOLERANCE = 1e-3
-"""How far from 1 a vector's length may be; ten times this for half-precision vectors."""
+"""Largest deviation of a vector's length from 1; ten times this for half-precision vectors."""
 
 
 def check_similarity(similarity: Tensor) -> None:
@@ -36,7 +36,7 @@ def check_similarity(similarity: Tensor) -> None:
 
 
 def check_mask(mask: Tensor | None, batch: int, num_negatives: int, name: str = "exclude") -> None:
-    """Refuse a mask that does not name each query's negatives."""
+    """Refuse a mask that is not a bool tensor of shape (batch, num_negatives)."""
     if mask is None:
         return
     if tuple(mask.shape) != (batch, num_negatives) or mask.dtype != torch.bool:
@@ -47,26 +47,28 @@ def check_mask(mask: Tensor | None, batch: int, num_negatives: int, name: str = 
 
 
 def check_whole(**numbers: int) -> None:
-    """Refuse counts that are not whole numbers."""
+    """Refuse counts that are not integers."""
     for name, value in numbers.items():
         try:
             operator.index(value)
         except TypeError:
             raise InputError(
-                f"{name}={value!r} is a {type(value).__name__}: it counts something and must be a"
-                " whole number, an int."
+                f"{name}={value!r} has type {type(value).__name__}: it is a count and must be a"
+                " whole number (int)."
             ) from None
 
 
 def check_counts(num_hardest: int, num_pairs: int = 0, num_with_query: int = 0) -> None:
-    """Refuse N, s, s' that no plan can be made of."""
+    """Refuse values of N, s and s' from which no plan can be made."""
     check_whole(num_hardest=num_hardest, num_pairs=num_pairs, num_with_query=num_with_query)
     for name, value in [("num_pairs", num_pairs), ("num_with_query", num_with_query)]:
         if value < 0:
-            raise InputError(f"{name}={value} is below 0: it counts synthetic points; 0 is none.")
+            raise InputError(
+                f"{name}={value} is below 0: it is a number of synthetic points; use 0 for none."
+            )
     if num_hardest < 1:
         raise InputError(
-            f"num_hardest={num_hardest} is below 1: it counts the negatives that may be mixed;"
+            f"num_hardest={num_hardest} is below 1: it is the number of negatives to mix;"
             " for plain MoCo set num_pairs and num_with_query to 0 instead."
         )
     if num_pairs > 0 and num_hardest < 2:
@@ -77,16 +79,16 @@ def check_counts(num_hardest: int, num_pairs: int = 0, num_with_query: int = 0) 
 
 
 def check_num_hardest(num_hardest: int, num_negatives: int) -> None:
-    """Refuse to rank more negatives than there are."""
+    """Refuse to select more negatives than there are."""
     if num_hardest > num_negatives:
         raise InputError(
-            f"num_hardest={num_hardest} exceeds the {num_negatives} negatives given: MoCHi ranks"
-            " only these; lower num_hardest or enlarge the queue."
+            f"num_hardest={num_hardest} exceeds the {num_negatives} negatives given:"
+            " lower num_hardest or enlarge the queue."
         )
 
 
 def check_temperature(temperature: float, name: str = "temperature") -> None:
-    """Refuse a temperature that divides by zero or turns the loss around."""
+    """Refuse a temperature that is not positive and finite."""
     if not (math.isfinite(temperature) and temperature > 0):
         raise InputError(
             f"{name}={temperature} must be a finite number above 0: logits are divided by it;"
@@ -95,17 +97,17 @@ def check_temperature(temperature: float, name: str = "temperature") -> None:
 
 
 def check_not_transformed() -> None:
-    """Refuse torch.func: the loss and the ranking of negatives look at numbers on their way."""
+    """Refuse torch.func transforms: the loss and the ranking depend on concrete values."""
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         raise InputError(
-            "torch.func (grad, vmap, jacrev, jvp ...) cannot transform this function: it makes its"
-            " gradient by itself and ranks negatives by their values. Use loss.backward() or"
-            " torch.autograd.grad; the losses of single queries are contrast(...).per_query."
+            "torch.func (grad, vmap, jacrev, jvp ...) cannot transform this function: it computes"
+            " its own gradient and ranks negatives by their values. Use loss.backward() or"
+            " torch.autograd.grad; contrast(...).per_query has the loss of each query."
         )
 
 
 def check_once_differentiated() -> None:
-    """Refuse second derivatives, in a backward pass: what it returns is not a function of query."""
+    """Refuse second derivatives: the backward pass itself is not differentiable."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise InputError(
             "create_graph=True: the loss has first derivatives only, so gradients of its gradients"
@@ -115,7 +117,7 @@ def check_once_differentiated() -> None:
 
 
 def check_choice(name: str, value: str, choices: Iterable[str], more: str = "") -> None:
-    """Refuse a name that is not on the menu; the nearest are listed first."""
+    """Refuse a name that is not among the choices; the error lists the closest ones first."""
     known = list(choices)
     if value not in known:
         nearest = difflib.get_close_matches(value, known, n=len(known), cutoff=0.0)
@@ -123,20 +125,20 @@ def check_choice(name: str, value: str, choices: Iterable[str], more: str = "") 
 
 
 def check_top(top: int) -> None:
-    """Refuse to look at no ranks."""
+    """Refuse a number of ranks below 1."""
     check_whole(top=top)
     if top < 1:
-        raise InputError(f"top={top} is below 1: it counts the highest negatives looked at.")
+        raise InputError(f"top={top} is below 1: it is the number of highest-ranked negatives.")
 
 
 def check_labels(name: str, values: Tensor, number: int | None = None, of: str = "queries") -> None:
-    """Refuse labels and ids that are not one whole number for each image."""
+    """Refuse labels and ids that are not one integer per image."""
     wrong = values.ndim != 1 or (number is not None and len(values) != number)
     if wrong or values.is_floating_point():
         each = "each" if number is None else f"each of the {number}"
         raise InputError(
-            f"{name} have shape {tuple(values.shape)} and dtype {values.dtype}: one whole"
-            f" number for {each} {of} is needed."
+            f"{name} have shape {tuple(values.shape)} and dtype {values.dtype}: they must hold one"
+            f" whole number for {each} {of}."
         )
 
 
@@ -146,27 +148,27 @@ def check_shapes(query: Tensor, key: Tensor, negatives: Tensor) -> None:
         if value.ndim != 2 or not value.is_floating_point():
             raise InputError(
                 f"{name} has shape {tuple(value.shape)} and dtype {value.dtype}: it must be a"
-                " two-dimensional floating-point tensor with one embedding a row."
+                " two-dimensional floating-point tensor with one embedding per row."
             )
         if value.device != query.device:
             raise InputError(
-                f"{name} is on {value.device}, query on {query.device}: move it there."
+                f"{name} is on {value.device}, query on {query.device}: move them to one device."
             )
         if value.numel() == 0:
-            raise InputError(f"{name} has shape {tuple(value.shape)}: it holds no embedding.")
+            raise InputError(f"{name} has shape {tuple(value.shape)}: it has no embeddings.")
     if key.shape != query.shape:
         raise InputError(
-            f"key has shape {tuple(key.shape)}, query {tuple(query.shape)}: each query has one key."
+            f"key has shape {tuple(key.shape)}, query {tuple(query.shape)}: they must be equal."
         )
     if negatives.shape[1] != query.shape[1]:
         raise InputError(
-            f"negatives have {negatives.shape[1]} dimensions, query {query.shape[1]}: both come"
-            " from the same kind of encoder and must agree."
+            f"negatives have {negatives.shape[1]} dimensions, query {query.shape[1]}: the"
+            " two must be equal."
         )
 
 
 def check_unit_length(**vectors: Tensor) -> None:
-    """Refuse NaN and vectors that were not normalised: the closed form relies on unit length."""
+    """Refuse NaN and vectors that are not normalised: the closed form requires unit length."""
     for name, value in vectors.items():
         half = value.dtype in (torch.float16, torch.bfloat16)
         length = torch.linalg.vector_norm(
@@ -180,38 +182,38 @@ def check_unit_length(**vectors: Tensor) -> None:
             raise InputError(
                 f"{name}[{row}] has length {float(length[row]):.4g}, not 1: pass"
                 f" torch.nn.functional.normalize({name}, dim=1), or use MochiLoss, which normalises"
-                " by itself."
+                " its inputs."
             )
 
 
 def check_finite(**vectors: Tensor) -> None:
-    """Refuse NaN and infinity, naming the row."""
+    """Refuse NaN and infinity; the error names the first such row."""
     for name, value in vectors.items():
         broken = ~value.detach().isfinite().flatten(1).all(dim=1)
         if bool(broken.any()):
             rows = broken.nonzero().flatten().tolist()
             raise InputError(
                 f"{name} holds NaN or infinity in {len(rows)} of {len(value)} rows, first in"
-                f" {name}[{rows[0]}]: the encoder has diverged (learning rate?) or its input is"
-                " broken; nothing can be contrasted with it."
+                f" {name}[{rows[0]}]: the encoder has diverged (lower the learning rate?) or its"
+                " input is NaN or infinite."
             )
 
 
 def wants_check(check: bool | None, vectors: Tensor) -> bool:
-    """Whether to look at every vector: on a CPU unless told otherwise; a GPU must be waited for."""
+    """Whether to check the vectors' values. None: on a CPU only, as it would synchronise a GPU."""
     if torch.compiler.is_compiling():
         return False
     return vectors.device.type == "cpu" if check is None else check
 
 
 def check_directions(name: str, value: Tensor) -> None:
-    """Refuse vectors that point nowhere."""
+    """Refuse vectors that are zero, NaN or infinite."""
     check_finite(**{name: value})
     zero = (value.detach() == 0).all(dim=1)
     if bool(zero.any()):
         raise InputError(
-            f"{name}[{int(zero.nonzero()[0])}] has length 0: it has no direction to compare; the"
-            " encoder's output is dead (all zero)."
+            f"{name}[{int(zero.nonzero()[0])}] has length 0 and cannot be normalised: the"
+            " encoder's output is all zero."
         )
 
 
@@ -220,22 +222,22 @@ def check_plan(plan: "MixPlan", batch: int) -> None:
     shapes = {name: tuple(part.shape) for name, part in plan._asdict().items() if part is not None}
     if len(set(shapes.values())) != 1 or plan.base.ndim != 2 or len(plan.base) != batch:
         raise InputError(
-            f"plan has parts of shapes {shapes}: all must be (batch, S) with the batch of {batch}"
-            " queries."
+            f"plan has parts of shapes {shapes}: all must have the same shape"
+            f" (batch, S), with a batch of {batch} queries."
         )
     for name in ("base", "partner"):
         if (dtype := getattr(plan, name).dtype) != torch.int64:
-            raise InputError(f"plan.{name} has dtype {dtype}: row numbers are torch.int64.")
+            raise InputError(f"plan.{name} has dtype {dtype}: row indices must be torch.int64.")
 
 
 def check_plan_rows(plan: "MixPlan", num_negatives: int) -> None:
-    """Refuse a plan that names rows the negatives do not have."""
+    """Refuse a plan with row indices that are out of range."""
     for name, rows, lowest in [("base", plan.base, -1), ("partner", plan.partner, -2)]:
         if rows.numel() == 0:
             continue
         low, high = int(rows.min()), int(rows.max())
         if low < lowest or high >= num_negatives:
             raise InputError(
-                f"plan.{name} holds {low if low < lowest else high}: rows go from {lowest} to"
-                f" {num_negatives - 1}, as there are {num_negatives} negatives."
+                f"plan.{name} holds {low if low < lowest else high}: the valid range is {lowest} to"
+                f" {num_negatives - 1} for {num_negatives} negatives."
             )

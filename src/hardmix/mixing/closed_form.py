@@ -1,4 +1,4 @@
-"""Sec. 4 without vectors: what a plan's points are to their queries, in closed form.
+"""Sec. 4 without vectors: the similarities of a plan's points to their queries in closed form.
 
 Axes: batch, K (negatives), S (synthetic points), dim. Every embedding has unit length, so the
 similarity of a query and a mixed point follows from similarities that are already there:
@@ -49,11 +49,11 @@ def evaluate_plan(
     num_pairs: int | None = None,
     every_point: bool = False,
 ) -> Points:
-    """Sec. 4: the similarities of a plan's points and their query, and how they depend on it.
+    """Return the similarities of a plan's points to their query, and their derivatives (Sec. 4).
 
     `real` is q.n, `positive` q.k. `through_query` counts the query inside h' as a variable too.
-    `num_pairs` is known of plans whose first columns mix two rows, and all others one;
-    `every_point`, that every point could be made.
+    `num_pairs`: the number of leading columns that mix two rows, if all others mix one.
+    `every_point`: no point of the plan is missing.
     """
     given = plan.base.shape[1]
     if num_pairs is None:

@@ -1,7 +1,7 @@
 """Eq. 1 and 2 where each launch costs: on GPUs, and as one graph in `torch.compile`.
 
-The same equations as in `infonce`, in few operations, of which none makes the host wait and none
-adds floats in an order of chance. Points are made as vectors, at most 1 GiB of them at once.
+The same equations as in `infonce`, in few operations. None makes the host wait, and none
+adds floats in random order. Points are made as vectors, at most 1 GiB of them at once.
 Axes: batch, K (negatives), S (synthetic points), dim.
 """
 
@@ -20,7 +20,7 @@ EXCLUDED = -1e30
 
 
 class Wanted(NamedTuple):
-    """How it is computed."""
+    """Options of the computation."""
 
     temperature: float
     through_query: bool
@@ -32,7 +32,7 @@ class Wanted(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What some queries gave."""
+    """Results for some of the queries."""
 
     per_query: Tensor
     positive: Tensor
@@ -74,7 +74,7 @@ class DeviceInfoNCE(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_per_query: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        """Eq. 2, of which all is there but a factor."""
+        """Eq. 2: scale what the forward pass has computed."""
         check_once_differentiated()
         query, direction, to_key, probability = ctx.saved_tensors
         needs_query, needs_key, needs_negatives = ctx.needs_input_grad[:3]
@@ -95,7 +95,7 @@ def _evaluate(
     wanted: Wanted,
     parts: list[Tensor | None],
 ) -> _Part:
-    """Everything of some queries."""
+    """Return all results for some of the queries."""
     positive = (query * key).sum(dim=1)
     logits = real.div_(wanted.temperature) if wanted.overwrite else real / wanted.temperature
     if exclude is not None:
@@ -135,7 +135,7 @@ def _evaluate(
 
 
 class MadePoints(NamedTuple):
-    """A plan's points, made."""
+    """A plan's points as vectors."""
 
     similarity: Tensor
     """q.h; -inf where no point could be made."""

@@ -1,6 +1,6 @@
 """What Fig. 2 measures: how hard the negatives are, and how many of them are false.
 
-All read a `Contrast` or a plan; nothing is computed twice.
+All of them read a `Contrast` or a plan, and compute nothing twice.
 """
 
 from typing import NamedTuple
@@ -14,30 +14,30 @@ from hardmix.mixing.infonce import Contrast
 from hardmix.mixing.plans import NO_POINT, MixPlan, hardest_negatives
 
 TOP = 1024
-"""The highest negatives that Fig. 2a and 2c look at."""
+"""Number of highest-ranked negatives in Fig. 2a and 2c."""
 
 BINS = 80
-"""Of a histogram of similarities, from -1 to 1."""
+"""Number of bins in a histogram of similarities, from -1 to 1."""
 
 
 class ProxyAccuracy(NamedTuple):
-    """Sec. 3.2: share of queries whose key is ranked strictly over all negatives."""
+    """Sec. 3.2: share of queries whose key ranks strictly above all negatives."""
 
     real: Float[Tensor, ""]
-    """Over the real negatives only (Fig. 2b, lines with triangles)."""
+    """Among the real negatives only (Fig. 2b, lines with triangles)."""
     mixed: Float[Tensor, ""]
-    """Over the synthetic ones too (lines without markers)."""
+    """Among real and synthetic negatives (Fig. 2b, lines without markers)."""
 
 
 class FalseParents(NamedTuple):
-    """Sec. 4.3: share of synthetic points with false negatives for parents; NaN if no points."""
+    """Sec. 4.3: share of synthetic points with false negatives as parents; NaN without points."""
 
     pairs_at_least_one: Float[Tensor, ""]
-    """Of the pair points, Fig. 2c's triangles ("at least one of its two components")."""
+    """Share of pair points with one or two false parents (Fig. 2c, triangles)."""
     pairs_both: Float[Tensor, ""]
-    """Of the pair points, Fig. 2c's squares."""
+    """Share of pair points with two false parents (Fig. 2c, squares)."""
     with_query: Float[Tensor, ""]
-    """Of the points mixed with the query (or key): their one negative is false."""
+    """Share of points mixed with the query (or key) whose negative is false."""
 
 
 def matching_probability(
@@ -46,9 +46,9 @@ def matching_probability(
     exclude: Bool[Tensor, "batch K"] | None = None,
     top: int = TOP,
 ) -> Float[Tensor, " top"]:
-    """Fig. 2a: matching probability by rank, mean over the queries.
+    """Return Fig. 2a: the matching probability of the `top` highest negatives, by rank.
 
-    The probability of Eq. 2, over the key and the real negatives; of the 1024 highest, as there.
+    This is the probability of Eq. 2 over the key and the real negatives, averaged over the queries.
     """
     check_temperature(temperature)
     check_top(top)
@@ -63,7 +63,7 @@ def matching_probability(
 def proxy_accuracy(
     outcome: Contrast, exclude: Bool[Tensor, "batch K"] | None = None
 ) -> ProxyAccuracy:
-    """Fig. 2b: accuracy on the proxy task, without and with the synthetic points."""
+    """Return Fig. 2b: accuracy on the proxy task, without and with the synthetic points."""
     real = outcome.positive > _shown(outcome.real, exclude).amax(dim=1)
     if outcome.synthetic.shape[1] == 0:
         return ProxyAccuracy(_share(real), _share(real))
@@ -75,7 +75,7 @@ def proxy_accuracy(
 def synthetic_mass(
     outcome: Contrast, temperature: float, exclude: Bool[Tensor, "batch K"] | None = None
 ) -> Float[Tensor, ""]:
-    """Share of the softmax of Eq. 1 that the synthetic points hold, mean over the queries."""
+    """Return the synthetic points' share of the softmax in Eq. 1, averaged over the queries."""
     check_temperature(temperature)
     real = torch.cat([outcome.positive.unsqueeze(1), _shown(outcome.real, exclude)], dim=1)
     others = torch.logsumexp(real / temperature, dim=1)
@@ -88,10 +88,10 @@ def false_negatives_top(
     false_negative: Bool[Tensor, "batch K"],
     top: int = TOP,
 ) -> Float[Tensor, ""]:
-    """Fig. 2c: share of false negatives among the `top` highest negatives, there 1024.
+    """Return Fig. 2c: the share of false negatives among the `top` highest negatives.
 
-    `similarity` is that of all negatives, also in an oracle run, where the false ones do not
-    count in the loss (`Contrast.real` is such). `false_negative` is `MemoryQueue.same_class`.
+    `similarity` covers all negatives, also those excluded from the loss by the oracle, as
+    `Contrast.real` does. `false_negative` is the mask from `MemoryQueue.same_class`.
     """
     check_similarity(similarity)
     check_top(top)
@@ -101,7 +101,7 @@ def false_negatives_top(
 
 
 def false_parents(plan: MixPlan, false_negative: Bool[Tensor, "batch K"]) -> FalseParents:
-    """Fig. 2c: share of a plan's points that have one, and two, false negatives for parents."""
+    """Return Fig. 2c: the shares of a plan's points with false negatives as parents."""
     check_mask(false_negative, len(plan.base), false_negative.shape[-1], "false_negative")
     made, pair = plan.base != NO_POINT, plan.partner >= 0
     base = false_negative.gather(1, plan.base.clamp(min=0))
@@ -114,7 +114,7 @@ def false_parents(plan: MixPlan, false_negative: Bool[Tensor, "batch K"]) -> Fal
 
 
 def similarity_histogram(similarity: Float[Tensor, "..."]) -> list[int]:
-    """How many similarities are in each of `BINS` equal parts of [-1, 1]; -inf is none."""
+    """Count similarities in each of `BINS` equal parts of [-1, 1]; NaN and infinity are skipped."""
     values = similarity.detach().float().flatten().cpu()
     values = values[values.isfinite()].clamp(-1, 1)
     return [int(count) for count in torch.histc(values, bins=BINS, min=-1.0, max=1.0)]

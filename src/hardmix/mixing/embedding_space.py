@@ -1,7 +1,7 @@
 """How well an embedding space is used (App. A): alignment and uniformity on the unit sphere.
 
-Wang and Isola's definitions and signs: both are losses, lower is better. (The paper prints
-alignment with a stray minus, and plots the negatives of both.) Features are normalised here.
+Definitions and signs follow Wang and Isola: both are losses, lower is better. (The paper prints
+alignment with a stray minus sign, and plots both negated.) Features are normalised here.
 """
 
 import math
@@ -19,18 +19,20 @@ CHUNK = 4096
 
 
 def alignment(features: Float[Tensor, "n dim"], labels: Int[Tensor, " n"]) -> float:
-    """App. A, L_align: mean squared distance of two different images of one class (alpha = 2).
+    """Return L_align (App. A): the mean squared distance of images of one class (alpha = 2).
 
-    Over all ordered pairs of one class, pooled over the classes. On the unit sphere the sum over a
-    class of n images with mean m is 2 n^2 (1 - |m|^2): no pair needs to be visited. Images with a
-    negative label have no class and are left out.
+    The mean is over all ordered pairs of different images of one class, pooled over the classes. On
+    the unit sphere the sum over a class of n images with mean m is 2 n^2 (1 - |m|^2), so pairs need
+    not be enumerated. Images with a negative label are ignored.
     """
     _check(features, labels)
     kept = labels >= 0
     classes, members = labels[kept].unique(return_inverse=True)
     count = members.bincount(minlength=len(classes)).double()
     if not bool((count > 1).any()):
-        raise InputError("labels name no class with two images or more: alignment compares those.")
+        raise InputError(
+            "labels has no class with two or more images: alignment compares images of one class."
+        )
     total = torch.zeros(
         len(classes), features.shape[1], dtype=torch.float64, device=features.device
     )
@@ -43,16 +45,16 @@ def alignment(features: Float[Tensor, "n dim"], labels: Int[Tensor, " n"]) -> fl
 
 
 def uniformity(features: Float[Tensor, "n dim"], t: float = 2.0) -> float:
-    """App. A, L_uniform: log of the mean Gaussian potential exp(-t |x - y|^2) of two images.
+    """Return L_uniform (App. A): log of the mean Gaussian potential exp(-t |x - y|^2).
 
-    Over all pairs of different images, a chunk at a time; exact.
+    The mean is exact, over all pairs of different images, computed in chunks.
     """
     _check(features)
     if not (math.isfinite(t) and t > 0):
         raise InputError(f"t={t} must be a finite number above 0: the paper uses 2.")
     number, total = len(features), 0.0
     if number < 2:
-        raise InputError(f"features hold {number} image: uniformity compares two or more.")
+        raise InputError(f"features hold {number} image: uniformity needs two or more.")
     for start in range(0, number, CHUNK):
         rows = _unit(features[start : start + CHUNK])
         for other in range(start, number, CHUNK):
@@ -73,7 +75,7 @@ def _check(features: Tensor, labels: Tensor | None = None) -> None:
     if features.ndim != 2 or not features.is_floating_point():
         raise InputError(
             f"features have shape {tuple(features.shape)} and dtype {features.dtype}: they must be"
-            " a two-dimensional floating-point tensor with one image a row."
+            " a two-dimensional floating-point tensor with one image per row."
         )
     if labels is not None:
         check_labels("labels", labels, len(features), "features")
@@ -81,6 +83,6 @@ def _check(features: Tensor, labels: Tensor | None = None) -> None:
     empty = (features == 0).all(dim=1)
     if bool(empty.any()):
         raise InputError(
-            f"features[{int(empty.nonzero()[0])}] has length 0: it has no place on the unit sphere;"
+            f"features[{int(empty.nonzero()[0])}] has length 0 and cannot be normalised:"
             " leave such images out."
         )

@@ -1,4 +1,4 @@
-"""Eq. 1 and 2: InfoNCE whose negatives are the queue and the points of a plan.
+"""Eq. 1 and 2: InfoNCE with the queue and a plan's points as negatives.
 
 Axes: batch, K (negatives), S (synthetic points), dim. Every embedding has unit length. Points are
 constants, like every negative in Eq. 2: their probability lands on the rows they were made from,
@@ -33,18 +33,18 @@ from hardmix.mixing.ranking import in_one_piece, row_chunks
 
 
 class Contrast(NamedTuple):
-    """What a batch of queries gave: the loss, and the similarities behind it."""
+    """The loss of a batch of queries, and the similarities behind it."""
 
     loss: Float[Tensor, ""]
-    """Mean over the batch; differentiable."""
+    """Mean loss over the batch; differentiable."""
     per_query: Float[Tensor, " batch"]
-    """Eq. 1 for every query; differentiable."""
+    """Loss of each query (Eq. 1); differentiable."""
     positive: Float[Tensor, " batch"]
-    """q.k, detached, before the temperature; so are the next two."""
+    """q.k, before division by the temperature; detached, like `real` and `synthetic`."""
     real: Float[Tensor, "batch K"]
-    """q.n for every negative, the excluded ones too; no columns if it was overwritten."""
+    """q.n for every negative, including excluded ones; no columns with `overwrite`."""
     synthetic: Float[Tensor, "batch S"]
-    """q.h for every point of the plan, before its `scale`; -inf where none could be made."""
+    """q.h for every point of the plan, before its `scale`; -inf where no point could be made."""
 
 
 def contrast(
@@ -62,19 +62,21 @@ def contrast(
     every_point: bool = False,
     check: bool | None = None,
 ) -> Contrast:
-    """Eq. 1, with the plan's points as further negatives (Sec. 4); plan=None is plain MoCo.
+    """Return Eq. 1 with a plan's points as additional negatives (Sec. 4); plan=None is plain MoCo.
 
-    `exclude` marks negatives that do not count. `similarity` is query @ negatives.T where the
-    caller has it already (a plan is made from it). Gradients reach query, key and negatives, and
-    pass no synthetic point; `through_query` lets them pass the query inside h' (the paper does
-    not say; its Eq. 2 and every known implementation do not). `overwrite` does the work in the
-    similarities' own memory, where only the loss is wanted: faster, and half the memory.
-    What a caller may know of the plan: `num_pairs`, how many of its first columns mix two rows, if
-    all others mix one; `every_point`, that every point could be made.
-
-    On a CPU vectors that are not finite or not of unit length, and rows that are not there, are
-    refused. To look at them, a GPU would have to be waited for: there `check=True` asks for it,
-    and else NaN gives NaN. `check=False` skips it on a CPU too, for callers that normalised them.
+    exclude: negatives to leave out of the loss.
+    similarity: query @ negatives.T, if the caller has computed it already to make the plan.
+    through_query: whether gradients flow through the query inside h'. The paper does not say; in
+    Eq. 2 and in every known implementation they do not. Gradients reach query, key and negatives,
+    but never flow through other parts of a synthetic point.
+    overwrite: reuse the memory of the similarities. Faster, with half the memory, if only the loss
+    is needed.
+    num_pairs: the number of leading columns of the plan that mix two rows, if known; all other
+    columns must mix one.
+    every_point: promise that no point of the plan is missing.
+    check: whether to refuse vectors that are not finite or not of unit length, and row indices
+    out of range. None checks on a CPU only, as checking would synchronise a GPU. Unchecked, NaN
+    makes the loss NaN.
     """
     _check(query, key, negatives, plan, temperature, exclude, similarity)
     if wants_check(check, query):
@@ -261,6 +263,6 @@ def _check(
         expected = (len(query), len(negatives))
         if tuple(similarity.shape) != expected:
             raise InputError(
-                f"similarity has shape {tuple(similarity.shape)}: that of query @ negatives.T is"
-                f" {expected}."
+                f"similarity has shape {tuple(similarity.shape)}: it must be"
+                f" {expected}, the shape of query @ negatives.T."
             )

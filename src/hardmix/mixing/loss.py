@@ -1,4 +1,4 @@
-"""MoCHi for anybody's training loop: one module, from raw embeddings to a loss.
+"""MoCHi for any training loop: one module, from raw embeddings to a loss.
 
 loss = MochiLoss()
 memory = MemoryQueue(size=16384, dim=128)
@@ -41,7 +41,7 @@ from hardmix.settings.named_choices import RealNegatives, StrategyName
 
 
 class _Sampling(NamedTuple):
-    """How a plan is asked for."""
+    """Options for drawing a plan."""
 
     num_hardest: int
     mix: bool
@@ -52,8 +52,8 @@ class _Sampling(NamedTuple):
 class MochiLoss(nn.Module):
     """Sec. 4: InfoNCE with mixed hard negatives, MoCHi (N, s, s'). s = s' = 0 is plain MoCo.
 
-    Normalises its inputs itself and computes in float32 or better, also inside autocast. The
-    defaults are the paper's best setting on ImageNet-100 (Table 1).
+    Inputs are normalised, and everything is computed in float32 or better, also inside autocast.
+    The defaults are the paper's best setting on ImageNet-100 (Table 1).
     """
 
     def __init__(
@@ -67,15 +67,16 @@ class MochiLoss(nn.Module):
         real_negatives: RealNegatives = "keep",
         through_query: bool = False,
     ) -> None:
-        """Settings.
+        """Create the loss.
 
-        num_hardest: N, hardest negatives of a query that may be mixed (Sec. 4.1).
-        num_pairs: s, points that mix two of them (Eq. 3).
-        num_with_query: s', points that mix one of them with the query (Sec. 4.2).
+        num_hardest: N, the number of hardest negatives per query that may be mixed (Sec. 4.1).
+        num_pairs: s, the number of points that mix two of them (Eq. 3).
+        num_with_query: s', the number of points that mix one of them with the query (Sec. 4.2).
         temperature: tau of Eq. 1.
-        strategy: a name in STRATEGIES, or any callable like `plan_mochi`.
-        real_negatives: whether real negatives count beside the synthetic ones (paper: they do).
-        through_query: whether the gradient passes the query inside h' (it does not, in Eq. 2).
+        strategy: a name in STRATEGIES, or a callable with the signature of `plan_mochi`.
+        real_negatives: whether real negatives stay in the loss next to the synthetic ones ("keep",
+        as in the paper), or the N hardest ("drop_hardest") or all of them ("drop_all") are dropped.
+        through_query: whether gradients flow through the query inside h' (in Eq. 2 they do not).
         """
         super().__init__()
         check_counts(num_hardest, num_pairs, num_with_query)
@@ -103,14 +104,14 @@ class MochiLoss(nn.Module):
         generator: torch.Generator | None = None,
         check: bool | None = None,
     ) -> Float[Tensor, ""]:
-        """The mean loss over the batch.
+        """Return the mean loss over the batch.
 
         negatives: vectors, or a `MemoryQueue`, whose unfilled slots are never mixed.
-        exclude: negatives that take no part, e.g. `memory.same_class(labels)`, the oracle.
-        mix: False in the warm-up epochs: plain MoCo (`schedules.mixing_started`).
-        generator: of the random numbers; None is PyTorch's own.
-        check: whether to refuse vectors that are not finite or zero. None: on a CPU; a GPU would
-        have to be waited for, and such vectors give NaN there, as they do with False.
+        exclude: negatives to ignore, e.g. `memory.same_class(labels)` for the class oracle.
+        mix: False for plain MoCo, as in the warm-up epochs (see `mixing_started`).
+        generator: the random number generator; None uses PyTorch's default.
+        check: whether to refuse vectors that are zero, NaN or infinite. None checks on a CPU only,
+        as checking would synchronise a GPU. Unchecked, such vectors make the loss NaN.
         """
         embeddings = _unit_embeddings(query, key, negatives, check)
         exclude, not_mixed = _masks(query, negatives, exclude)
@@ -127,13 +128,13 @@ class MochiLoss(nn.Module):
         generator: torch.Generator | None = None,
         check: bool | None = None,
     ) -> Float[Tensor, ""]:
-        """SimCLR style, no queue: the other samples' keys are the negatives, the own one is not.
+        """Return the mean loss with the other samples' keys as negatives, as in SimCLR: no queue.
 
-        Gradients reach the keys too, as positives and as real negatives. N is at most the batch.
+        Keys receive gradients too, as positives and as real negatives. N is at most the batch size.
         """
         if len(query) < 2:
             raise InputError(
-                f"query has {len(query)} row: in_batch takes the other samples of the batch for"
+                f"query has {len(query)} row: in_batch uses the other samples of the batch as"
                 " negatives and needs 2 or more."
             )
         own = torch.eye(len(query), dtype=torch.bool, device=query.device)
@@ -154,7 +155,7 @@ class MochiLoss(nn.Module):
         generator: torch.Generator | None = None,
         check: bool | None = None,
     ) -> tuple[Contrast, MixPlan | None]:
-        """The same with all that was measured on the way, and the plan, for `diagnostics`."""
+        """Return the loss with the similarities behind it, and the plan, for the diagnostics."""
         embeddings = _unit_embeddings(query, key, negatives, check)
         exclude, not_mixed = _masks(query, negatives, exclude)
         draws = _Sampling(self.num_hardest, mix, generator, check)
@@ -199,7 +200,7 @@ class MochiLoss(nn.Module):
         not_mixed: Tensor | None,
         draws: "_Sampling",
     ) -> tuple[MixPlan, Tensor | None]:
-        """The strategy's plan, and the negatives that do not count themselves."""
+        """Return the strategy's plan and the real negatives to drop from the loss."""
         looks = wants_check(draws.check, similarity)
         if not looks and not in_one_piece(similarity) and not bool(similarity.sum().isfinite()):
             similarity = similarity.nan_to_num()  # ranking refuses NaN; the loss shall be NaN
@@ -222,7 +223,7 @@ class MochiLoss(nn.Module):
         return plan, dropped_negatives(ranked, self.real_negatives, draws.num_hardest, not_mixed)
 
     def extra_repr(self) -> str:
-        """What print() shows: the paper's MoCHi (N, s, s')."""
+        """Return the text that print() shows: the paper's MoCHi (N, s, s')."""
         numbers = f"{self.num_hardest}, {self.num_pairs}, {self.num_with_query}"
         return f"MoCHi ({numbers}), temperature={self.temperature}"
 
@@ -230,7 +231,7 @@ class MochiLoss(nn.Module):
 def _masks(
     query: Tensor, negatives: Tensor | MemoryQueue, exclude: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Negatives that do not count, and those that are not mixed: unfilled slots are the latter."""
+    """Return the masks of negatives not in the loss and of those not mixed (unfilled slots too)."""
     check_mask(exclude, len(query), len(negatives))
     unfilled = negatives.unfilled() if isinstance(negatives, MemoryQueue) else None
     if unfilled is None or not isinstance(negatives, MemoryQueue):
@@ -242,7 +243,7 @@ def _masks(
 def _unit_embeddings(
     query: Tensor, key: Tensor, negatives: Tensor | MemoryQueue, check: bool | None
 ) -> Embeddings:
-    """All three in one dtype, float32 or better, and of unit length; a queue's keys are already."""
+    """Return all three at unit length in one dtype, float32 or better."""
     check_not_transformed()
     vectors = negatives.keys if isinstance(negatives, MemoryQueue) else negatives
     check_shapes(query, key, vectors)

@@ -33,11 +33,11 @@ from hardmix.mixing.ranking import (
 )
 
 QUERY = -1
-"""A partner that is the query itself (Sec. 4.2)."""
+"""Marks the query itself as the partner (Sec. 4.2)."""
 KEY = -2
-"""A partner that is the query's key (App. B.2)."""
+"""Marks the query's key as the partner (App. B.2)."""
 NO_POINT = -1
-"""A base where no point could be made: its logit is -inf."""
+"""Marks, as the base, that no point could be made: its logit is -inf."""
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,20 @@ class HardestNegatives:
     """
 
     positions: Int[Tensor, "batch N"]
-    """Rows of the negatives, ascending; the valid ones first, then -1."""
+    """Row indices of the negatives in ascending order, padded with -1."""
     count: Int[Tensor, " batch"]
-    """How many are valid: less than N where fewer negatives are allowed."""
+    """Number of valid positions: below N if fewer negatives are allowed."""
     complete: bool = False
-    """Whether every query is known to have N."""
+    """Whether every query is known to have N valid positions."""
 
 
 class MixPlan(NamedTuple):
-    """Which synthetic points to make (Sec. 4): one line per query and point."""
+    """Which synthetic points to make (Sec. 4): one entry per query and point."""
 
     base: Int[Tensor, "batch S"]
-    """Row of the negatives, or -1: no point could be made, its logit is -inf."""
+    """Row index of a negative; -1 if no point could be made, which gives a logit of -inf."""
     partner: Int[Tensor, "batch S"]
-    """Row of the negatives, or `QUERY`, or `KEY`."""
+    """Row index of a negative, or `QUERY`, or `KEY`."""
     share: Float[Tensor, "batch S"]
     """The partner's share: 1 - alpha in Eq. 3, beta in Sec. 4.2."""
     scale: Float[Tensor, "batch S"] | None = None
@@ -72,19 +72,19 @@ class MixPlan(NamedTuple):
 
 
 class Embeddings(NamedTuple):
-    """The vectors behind the similarities, for strategies that look beyond them."""
+    """The vectors behind the similarities, for strategies that need them."""
 
     query: Float[Tensor, "batch dim"]
-    """q: the query encoder's, of one view."""
+    """q: the query encoder's output for one view."""
     key: Float[Tensor, "batch dim"]
-    """k: the key encoder's, of the other view of the same images."""
+    """k: the key encoder's output for the other view of the same images."""
     negatives: Float[Tensor, "K dim"]
     """n: the keys in the queue."""
 
 
 @runtime_checkable
 class Strategy(Protocol):
-    """Turns similarities into a plan; any callable of this form may stand for a strategy's name."""
+    """The signature of a strategy: any such callable may be passed in place of a name."""
 
     def __call__(
         self,
@@ -97,7 +97,7 @@ class Strategy(Protocol):
         generator: torch.Generator | None = None,
         embeddings: Embeddings | None = None,
     ) -> MixPlan:
-        """A plan for every query of the batch."""
+        """Return a plan for every query of the batch."""
 
 
 def plan_mochi(
@@ -110,10 +110,10 @@ def plan_mochi(
     generator: torch.Generator | None = None,
     embeddings: Embeddings | None = None,
 ) -> MixPlan:
-    """Sec. 4: MoCHi (N, s, s'), a plan of s pair points, then s' points mixed with the query.
+    """Return MoCHi's plan (Sec. 4): s pair points, then s' points mixed with the query.
 
     `similarity` is q.n for every query and negative; `exclude` marks negatives that must not be
-    mixed. `embeddings` is not needed here: other strategies look at it.
+    mixed. `embeddings` is not used here; other strategies need it.
     """
     check_counts(num_hardest, num_pairs, num_with_query)
     hardest = hardest_negatives(similarity, num_hardest, exclude)
@@ -125,7 +125,7 @@ def hardest_negatives(
     num_hardest: int,
     exclude: Bool[Tensor, "batch K"] | None = None,
 ) -> HardestNegatives:
-    """Sec. 4.1: the first N of the negatives ordered by similarity, never an excluded one."""
+    """Return the N most similar negatives of each query (Sec. 4.1), without excluded ones."""
     check_not_transformed()
     check_similarity(similarity)
     check_counts(num_hardest)
@@ -152,8 +152,8 @@ def mix_pairs(
 ) -> MixPlan:
     """Eq. 3: mix pairs of the hardest negatives, alpha ~ U(0, 1), for every query and point.
 
-    The paper says "randomly chosen": pairs are drawn uniformly, with replacement over the points
-    (s > N is legal), and always of two different negatives.
+    The paper says "randomly chosen": here each pair is drawn uniformly from all pairs of two
+    different negatives. Pairs may repeat, so s may exceed N.
     """
     return mix(hardest, num_pairs, 0, dtype, generator)
 
@@ -175,7 +175,7 @@ def mix(
     dtype: torch.dtype = torch.float32,
     generator: torch.Generator | None = None,
 ) -> MixPlan:
-    """Sec. 4: s pair points (Eq. 3), then s' points mixed with the query, drawn in one go."""
+    """Sec. 4: s pair points (Eq. 3), then s' points mixed with the query, in one draw."""
     check_counts(2, num_pairs, num_with_query)
     points = num_pairs + num_with_query
     # For each point its base, for each pair its partner, for each point the partner's share.
@@ -210,9 +210,9 @@ def materialize(
     key: Float[Tensor, "batch dim"],
     negatives: Float[Tensor, "K dim"],
 ) -> Float[Tensor, "batch S dim"]:
-    """Eq. 3 and Sec. 4.2 as vectors: the reference for tests, and for pictures.
+    """Return a plan's points as vectors (Eq. 3 and Sec. 4.2), for tests and figures.
 
-    Points that could not be made are zero. `contrast` never calls this.
+    Points that could not be made are zero. `contrast` does not need this.
     """
     check_shapes(query, key, negatives)
     check_plan(plan, len(query))
@@ -227,7 +227,7 @@ def materialize(
 
 
 def join(*plans: MixPlan) -> MixPlan:
-    """One plan with the points of all, in this order."""
+    """Return one plan with the points of all plans, in order."""
     fields: list[Any] = []
     for parts in zip(*plans, strict=True):
         if all(part is None for part in parts):
@@ -249,8 +249,8 @@ def uniform_numbers(
 ) -> Float[Tensor, "batch columns"]:
     """Uniform numbers in [0, 1) for every query, on the negatives' device.
 
-    A generator may live on another device than the negatives. One that has a method `uniform_rows`
-    makes them itself, e.g. as a function of the query's place in the batch of all processes.
+    The generator may be on another device. If it has a method `uniform_rows`, that method makes the
+    numbers, e.g. as a function of the query's place in the batch of all processes.
     """
     device, rows = hardest.positions.device, len(hardest.positions)
     if generator is None:
@@ -271,12 +271,12 @@ def _drawn_from(
 
 @runtime_checkable
 class DrawsByRow(Protocol):
-    """A generator that makes a query's numbers by itself."""
+    """A generator with its own method for the numbers of each query."""
 
     def uniform_rows(
         self, rows: int, columns: int, dtype: torch.dtype, device: torch.device
     ) -> Float[Tensor, "rows columns"]:
-        """Uniform numbers in [0, 1), others in every call."""
+        """Return uniform numbers in [0, 1), different in every call."""
 
 
 def draw(

@@ -1,6 +1,6 @@
 """The queue Q of Sec. 3.1: the last K keys, with the labels and ids of their images.
 
-Everything is saved in the state_dict: keys, labels, ids, and as extra state position and fill.
+The state_dict holds keys, labels and ids, and the position and fill as extra state.
 """
 
 from collections.abc import Callable
@@ -21,26 +21,26 @@ from hardmix.mixing.unit_length import unit_vectors
 from hardmix.settings.named_choices import QueueStart
 
 UNKNOWN = -1
-"""The label and id of a slot that was given none; no negative number equals anything."""
+"""Label and id of a slot without one. Negative labels and ids never match."""
 
 HALF = (torch.float16, torch.bfloat16)
-"""Too coarse for keys: a vector of 3 dimensions would be 0.002 longer or shorter than 1."""
+"""Too coarse for keys: the length of a 3-dimensional vector would be off by 0.002."""
 
 
 class MemoryQueue(nn.Module):
-    """Sec. 3.1: a ring of the last `size` keys, each of unit length from the start.
+    """Sec. 3.1: a ring buffer of the last `size` keys, all of unit length.
 
-    `start="random"` is official MoCo's: until it is filled, random unit vectors are negatives too
-    (`MochiLoss` never mixes them). With "empty" unfilled slots take no part in the loss either.
+    With `start="random"`, as in official MoCo, unfilled slots hold random unit vectors that count
+    as negatives (`MochiLoss` never mixes them). With "empty", unfilled slots are ignored.
     `.half()` and `.bfloat16()` leave the keys in float32: rounded, their length would not be 1.
     """
 
     keys: Float[Tensor, "K dim"]
-    """n: the negatives, in slot order, of unit length."""
+    """The negatives n, in slot order, of unit length."""
     labels: Int[Tensor, " K"]
-    """Class of each key's image, -1 where unknown."""
+    """Class of each key's image, -1 if unknown."""
     ids: Int[Tensor, " K"]
-    """Number of each key's image in its data set, -1 where unknown."""
+    """Index of each key's image in its data set, -1 if unknown."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class MemoryQueue(nn.Module):
         for name, value in [("size", size), ("dim", dim)]:
             if value < 1:
                 raise InputError(
-                    f"{name}={value} is below 1: a queue has one slot and one dimension or more."
+                    f"{name}={value} is below 1: a queue needs at least one slot and one dimension."
                 )
         check_choice("start", start, get_args(QueueStart))
         self.start: QueueStart = start
@@ -73,7 +73,7 @@ class MemoryQueue(nn.Module):
         labels: Int[Tensor, " K"] | None = None,
         ids: Int[Tensor, " K"] | None = None,
     ) -> "MemoryQueue":
-        """A queue that starts full, with these keys."""
+        """Return a full queue that holds these keys."""
         _check_keys(keys)
         queue = cls(*keys.shape).to(keys.device)
         queue.enqueue(keys, labels, ids)
@@ -81,16 +81,16 @@ class MemoryQueue(nn.Module):
 
     @property
     def position(self) -> int:
-        """The slot written next."""
+        """The slot that is written next."""
         return int(self._counters[0])
 
     @property
     def filled(self) -> int:
-        """Slots 0 to filled - 1 hold keys."""
+        """The number of slots that hold keys: slots 0 to filled - 1."""
         return int(self._counters[1])
 
     def __len__(self) -> int:
-        """K, the number of slots."""
+        """Return K, the number of slots."""
         return len(self.keys)
 
     @torch.no_grad()
@@ -103,11 +103,11 @@ class MemoryQueue(nn.Module):
         normalised: bool = False,
         check: bool | None = None,
     ) -> None:
-        """Write keys in order over the oldest; of more than K the last K stay.
+        """Overwrite the oldest keys with these, in order; of more than K keys the last K are kept.
 
-        Any batch size. Keys are normalised, unless they are known to be. One NaN would spoil every
-        later loss: on a CPU such keys are refused; a GPU would have to be waited for, and looks
-        with check=True only.
+        Keys are normalised unless `normalised` says that they are already. One NaN would spoil
+        every later loss: keys that are zero, NaN or infinite are refused on a CPU, and on a GPU
+        only with check=True, as checking synchronises it.
         """
         _check_keys(keys, self.keys.shape[1])
         for name, values in [("labels", labels), ("ids", ids)]:
@@ -151,7 +151,7 @@ class MemoryQueue(nn.Module):
                 stored[slots].copy_(values[rows])
 
     def unfilled(self) -> Bool[Tensor, " K"] | None:
-        """Slots that hold no key yet; None once every slot does."""
+        """Return the mask of slots without a key; None once the queue is full."""
         # In torch.compile a tensor: one graph for every fill.
         filled = self._counters[1] if torch.compiler.is_compiling() else self.filled
         if isinstance(filled, int) and filled == len(self):
@@ -159,25 +159,25 @@ class MemoryQueue(nn.Module):
         return torch.arange(len(self), device=self.keys.device) >= filled
 
     def same_class(self, labels: Int[Tensor, " batch"]) -> Bool[Tensor, "batch K"]:
-        """Sec. 3.3, the class oracle: each query's false negatives, to exclude or to count."""
+        """Return the mask of each query's false negatives, the class oracle of Sec. 3.3."""
         check_labels("labels", labels)
         return equal_and_known(labels, self.labels)
 
     def same_image(self, ids: Int[Tensor, " batch"]) -> Bool[Tensor, "batch K"]:
-        """Older keys of the query's own image: in the queue when K exceeds the data set."""
+        """Return the mask of older keys of each query's own image (K may exceed the data set)."""
         check_labels("ids", ids)
         return equal_and_known(ids, self.ids)
 
     def get_extra_state(self) -> Int[Tensor, "2"]:
-        """Position and fill; as a tensor, which every format can hold."""
+        """Return position and fill as a tensor, which every format can store."""
         return self._counters
 
     def set_extra_state(self, state: Int[Tensor, "2"]) -> None:
-        """Those that were saved."""
+        """Restore position and fill."""
         self._counters.copy_(state)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Also what older versions saved: position and fill as buffers, keys in half precision."""
+        """Accept state of older versions: position and fill as buffers, keys in half precision."""
         keys = state_dict.get(f"{prefix}keys")
         if isinstance(keys, Tensor) and keys.dtype in HALF:
             state_dict[f"{prefix}keys"] = unit_vectors("keys", keys, check=False)
@@ -194,7 +194,7 @@ class MemoryQueue(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        """What print() shows."""
+        """Return the text that print() shows."""
         size, dim = self.keys.shape
         return f"size={size}, dim={dim}, filled={self.filled}, start={self.start!r}"
 
@@ -202,7 +202,7 @@ class MemoryQueue(nn.Module):
 def equal_and_known(
     values: Int[Tensor, " batch"], stored: Int[Tensor, " K"]
 ) -> Bool[Tensor, "batch K"]:
-    """Which of the stored labels or ids are each sample's own; unknown ones equal nothing."""
+    """Return where stored labels or ids equal each sample's; unknown ones never match."""
     column = values.to(stored).unsqueeze(1)
     return (column == stored) & (column >= 0)
 

@@ -38,7 +38,7 @@ def row_chunks(batch: int, width: int, one_piece: bool = False) -> list[slice]:
 
 
 def rows_of(tensor: Tensor, rows: slice) -> Tensor:
-    """Some rows; the tensor itself where these are all."""
+    """Return some rows, or the tensor itself if these are all rows."""
     return tensor if rows.stop - rows.start == len(tensor) else tensor[rows]
 
 
@@ -48,9 +48,9 @@ def joined(parts: list[Tensor]) -> Tensor:
 
 
 def largest(values: Float[Tensor, "batch width"], number: int, all_there: bool = False) -> Largest:
-    """The `number` largest of each row that are above -inf; of equal ones on a CPU the first.
+    """Return the `number` largest values above -inf of each row; on a CPU ties take the first.
 
-    `all_there`: so many are known to be above -inf.
+    `all_there`: every row is known to have `number` values above -inf.
     """
     if not in_one_piece(values):
         return _by_partition(values, number)

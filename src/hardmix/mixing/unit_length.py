@@ -1,4 +1,4 @@
-"""Vectors at unit length, whatever it was: in one look on a CPU, in few launches elsewhere."""
+"""Normalise vectors of any length: in one pass on a CPU, in few launches elsewhere."""
 
 from typing import Any
 
@@ -15,9 +15,9 @@ SHORTEST, LONGEST = 1e-12, 1e15
 def unit_vectors(
     name: str, value: Tensor, dtype: torch.dtype | None = None, check: bool | None = None
 ) -> Tensor:
-    """The vectors at unit length, in float32 or better; those without a direction are refused.
+    """Return the vectors at unit length, in float32 or better; refuse zero, NaN and infinity.
 
-    Where nobody looks (`wants_check`), these become NaN.
+    Unchecked (see `wants_check`), such vectors become NaN.
     """
     if dtype is None:
         dtype = torch.promote_types(value.dtype, torch.float32)
@@ -42,7 +42,7 @@ def unit_vectors(
 
 
 def at_unit_length(value: Tensor) -> Tensor:
-    """The vectors at unit length, whatever it was; NaN where they are not finite, or zero."""
+    """Return the vectors at unit length; NaN for those that are zero or not finite."""
     unit: Tensor = _UnitLength.apply(value)
     return unit
 

@@ -1,7 +1,7 @@
-"""Other ways to plan synthetic points (App. B.2): one small function each, then the table.
+"""Other ways to plan synthetic points (App. B.2), and the table of strategies.
 
-All have the signature of `plan_mochi`, with options of their own after it. The paper found none of
-them better; they are here to be repeated, and as examples of a strategy.
+All have the signature of `plan_mochi`; some add options. The paper found none of them better: they
+reproduce its ablations and serve as examples of a strategy.
 """
 
 from functools import partial
@@ -44,7 +44,7 @@ def plan_ranked_by_key(
     generator: torch.Generator | None = None,
     embeddings: Embeddings | None = None,
 ) -> MixPlan:
-    """App. B.2: the hardest negatives are the key's, not the query's. About 0.2 % lower there."""
+    """App. B.2: rank negatives by their similarity to the key. Paper: about 0.2 % lower."""
     check_similarity(similarity)
     embeddings = _need(embeddings, "ranked-by-key")
     return plan_mochi(
@@ -67,7 +67,7 @@ def plan_mixed_with_key(
     generator: torch.Generator | None = None,
     embeddings: Embeddings | None = None,
 ) -> MixPlan:
-    """App. B.2: h'' mixes the key, not the query, into a negative. About 0.1-0.2 % lower there."""
+    """App. B.2: mix negatives with the key, not the query (h''). Paper: about 0.1-0.2 % lower."""
     plan = plan_mochi(
         similarity,
         num_hardest=num_hardest,
@@ -90,10 +90,11 @@ def plan_beta_weighted(
     embeddings: Embeddings | None = None,
     weighing: Literal["beta", "one-minus-beta", "log-beta"] = "beta",
 ) -> MixPlan:
-    """App. B.2: points mixed with the query count by how much of it they hold.
+    """App. B.2: weight points mixed with the query by the query's share, beta.
 
-    "beta" is the paper's sentence: the logit times beta. "one-minus-beta" is what its reason ("how
-    negative this point is") would ask for. "log-beta" weighs the point's term in Eq. 1 by beta.
+    "beta" multiplies the logit by beta, as the paper states. "one-minus-beta" multiplies it by
+    1 - beta, as the paper's reason ("how negative this point is") suggests. "log-beta" multiplies
+    the point's term in Eq. 1 by beta.
     """
     check_choice("weighing", weighing, ("beta", "one-minus-beta", "log-beta"))
     plan = plan_mochi(
@@ -120,9 +121,9 @@ def plan_softmax_sampled(
     embeddings: Embeddings | None = None,
     sampling_temperature: float = 0.2,
 ) -> MixPlan:
-    """App. B.2: parents drawn by softmax(q.n / tau') over the N hardest. 10-30 % lower there.
+    """App. B.2: draw parents by softmax(q.n / tau') over the N hardest. Paper: 10-30 % lower.
 
-    The paper names tau' and gives no value; 0.2 is the loss's own temperature.
+    `sampling_temperature` is tau'. The paper gives no value; 0.2 is the temperature of the loss.
     """
     check_temperature(sampling_temperature, "sampling_temperature")
     check_counts(num_hardest, num_pairs, num_with_query)
@@ -155,14 +156,14 @@ def plan_fixed_percentage(
     embeddings: Embeddings | None = None,
     percentage: float = 50.0,
 ) -> MixPlan:
-    """App. B.2: synthesise until X % of the top N logits are synthetic, alternating the two kinds.
+    """App. B.2: add points until X % of the top N logits are synthetic, alternating the two kinds.
 
-    s and s' are the most points of each kind that may be made on the way. `schedules.decreasing`
-    gives a percentage that falls over training, which the paper leaves as future work.
+    s and s' limit the number of points of each kind. `decreasing` gives a percentage that falls
+    over training, which the paper leaves as future work.
     """
     if not 0 <= percentage <= 100:
         raise InputError(
-            f"percentage={percentage} is not between 0 and 100: it is X % of the top N."
+            f"percentage={percentage} is not between 0 and 100: it is the share of the top N."
         )
     query, key, negatives = _need(embeddings, "fixed-percentage")
     check_counts(num_hardest, num_pairs, num_with_query)
@@ -196,10 +197,11 @@ def dropped_negatives(
     num_hardest: int,
     exclude: Bool[Tensor, "batch K"] | None = None,
 ) -> Bool[Tensor, "batch K"] | None:
-    """Real negatives that are mixed but do not count themselves: our reading of "(all queue)".
+    """Return the mask of real negatives to mix but leave out of the loss; None for "keep".
 
-    Give `contrast` this mask, joined with `exclude`, after planning with `exclude` alone.
-    `similarity` is the one that the strategy ranks by: the key's for "ranked-by-key".
+    This is our reading of the paper's "(all queue)". Make the plan with `exclude` alone, then pass
+    this mask, combined with `exclude`, to `contrast`. `similarity` must be the one that the
+    strategy ranks by: the key's for "ranked-by-key".
     """
     check_choice("real_negatives", real_negatives, get_args(RealNegatives))
     if real_negatives == "keep":
@@ -217,7 +219,7 @@ def dropped_negatives(
 def ranking_similarity(
     strategy: Strategy, similarity: Float[Tensor, "batch K"], embeddings: Embeddings
 ) -> Float[Tensor, "batch K"]:
-    """What a strategy ranks the negatives by: q.n, or k.n in "ranked-by-key"."""
+    """Return the similarities that a strategy ranks by: q.n, or k.n for "ranked-by-key"."""
     if function_of(strategy) is not plan_ranked_by_key:
         return similarity
     return (embeddings.key.detach() @ embeddings.negatives.detach().T).to(similarity.dtype)
@@ -226,7 +228,7 @@ def ranking_similarity(
 def _need(embeddings: Embeddings | None, strategy: str) -> Embeddings:
     if embeddings is None:
         raise InputError(
-            f"embeddings=None: the strategy {strategy!r} looks at the vectors themselves; pass"
+            f"embeddings=None: the strategy {strategy!r} needs the vectors themselves; pass"
             " embeddings=Embeddings(query, key, negatives)."
         )
     return embeddings
@@ -259,7 +261,7 @@ def _invert(cumulative: Tensor, uniform: Tensor, count: Tensor) -> Tensor:
 
 
 def _invert_without(logits: Tensor, uniform: Tensor, taken: Tensor, count: Tensor) -> Tensor:
-    """The same by the softmax in which column `taken` is masked.
+    """As `_invert`, with column `taken` masked out of the softmax.
 
     A probability of up to 0.5 is cut out of the cumulative ones without loss. Only the likeliest
     column may have more, and there is one of these: its softmax without it is made anew.
@@ -296,13 +298,13 @@ STRATEGIES: dict[str, Strategy] = {
     "softmax-sampled": plan_softmax_sampled,
     "fixed-percentage": plan_fixed_percentage,
 }
-"""The strategies by name, as `MochiLoss(strategy=...)` and `--mix.strategy` take them."""
+"""The strategies by name, as in `MochiLoss(strategy=...)` and the setting mix.strategy."""
 
 
 def function_of(strategy: Strategy) -> object:
-    """The strategy without its options."""
+    """Return the strategy's function, without its options."""
     return strategy.func if isinstance(strategy, partial) else strategy
 
 
 OUR_FUNCTIONS = {function_of(strategy) for strategy in STRATEGIES.values()}
-"""Their plans have the pairs in front, and name rows that are there."""
+"""Their plans have the pairs first, and all row indices are valid."""

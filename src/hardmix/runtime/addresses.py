@@ -19,11 +19,11 @@ def check_addresses(store: Any, launch: Launch) -> None:
 
 
 def interface_hint(launch: Launch) -> str:
-    """Between machines: what most often is the matter."""
+    """Return a hint on the most common network problem; empty on a single machine."""
     if launch.world_size == launch.local_world_size:
         return ""
     return (
-        " Where a host's own name resolves to 127.0.1.1 (Debian's /etc/hosts), others cannot reach"
+        " If a host's own name resolves to 127.0.1.1 (Debian's /etc/hosts), others cannot reach"
         " it: set GLOO_SOCKET_IFNAME, and NCCL_SOCKET_IFNAME, to the network interface on"
         " every node, such as eth0 or ib0 (docs/scaling.md)."
     )

@@ -1,4 +1,4 @@
-"""Files that exist whole or not at all. Only the main process writes."""
+"""Files that are written completely or not at all. Only the main process writes."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ from hardmix.runtime.distributed import is_main
 
 
 def write_atomically(file: Path, data: bytes) -> None:
-    """Temporary file, fsync, rename, directory fsync: the old file or the new one, never half."""
+    """Write via a temporary file, fsync and rename: a crash leaves the old file or the new one."""
     if not is_main():
         return
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
@@ -42,7 +42,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def append_line(file: Path, text: str) -> None:
-    """Add a line; where there is no room for all of it, none of it stays and OSError is raised."""
+    """Append a line; if the disk is full, remove any part of it and raise OSError."""
     if not is_main():
         return
     size = file.stat().st_size if file.exists() else 0
@@ -59,10 +59,10 @@ def append_line(file: Path, text: str) -> None:
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Be the only process that trains in a folder, which is made if need be.
+    """Lock a folder, creating it if needed, so that no other process trains in it.
 
-    Two would spoil each other's files. A POSIX lock: it ends with its process, however that ends,
-    and loader workers do not inherit it.
+    This is a POSIX lock: it is released when its process ends, however it ends, and loader workers
+    do not inherit it.
     """
     if not is_main():
         yield
@@ -71,7 +71,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / ".lock").open("a+")
     except OSError as error:
-        raise InputError(f"--out {folder} cannot be written: {error.strerror}.") from error
+        raise InputError(f"out={folder} cannot be written: {error.strerror}.") from error
     with file:
         with suppress(OSError):  # a file system without locks, or without room
             try:
@@ -80,7 +80,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
                 file.seek(0)
                 holder = file.read().strip() or "another process"
                 raise LockedError(
-                    f"--out {folder} is being written by {holder}: wait until it has ended, or"
+                    f"out={folder} is being written by {holder}: wait until it ends, or"
                     " choose another folder."
                 ) from None
             file.truncate(0)
@@ -96,9 +96,9 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def room(file: Path, needed: int) -> str:
-    """For messages: what a file needs and what its disk has."""
+    """Return text for messages: the size of a file and the free space on its disk."""
     try:
         free = f"{shutil.disk_usage(file.parent).free / 1e6:.1f} MB are free"
     except OSError:
-        free = "its disk does not say how much is free"
+        free = "the free space on its disk is unknown"
     return f"{file} needs {needed / 1e6:.1f} MB, {free}"

@@ -1,7 +1,7 @@
-"""Which device and number format a run uses, and why: said at its start.
+"""Which device and number format a run uses, and why: printed at its start.
 
-What travels between host and device does so from pinned memory, and nobody waits for it: `send`
-there, `Late` back.
+Data is copied between host and device through pinned memory, without waiting: `send` to the
+device, `Late` back.
 """
 
 import contextlib
@@ -18,30 +18,30 @@ from hardmix.settings.named_choices import Precision
 
 
 class Compute(NamedTuple):
-    """Where and how to compute."""
+    """The device and number format to compute with."""
 
     device: torch.device
-    """Where tensors are."""
+    """Device of all tensors."""
     bf16: bool
-    """Whether forward passes are in bfloat16."""
+    """Whether forward passes run in bfloat16."""
     reason: str
-    """Why, in words."""
+    """Why this precision was chosen, as text."""
     fp16: bool = False
-    """Whether they are in float16, for which the loss has to be scaled."""
+    """Whether forward passes run in float16, which needs loss scaling."""
 
     @property
     def precision(self) -> str:
-        """As `train.precision` names it."""
+        """The precision by its name in `train.precision`."""
         return "bf16" if self.bf16 else "fp16" if self.fp16 else "fp32"
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Forward passes in half precision where that was chosen; losses stay in float32."""
+        """Return a context for forward passes in the chosen precision; losses stay in float32."""
         half = torch.float16 if self.fp16 else torch.bfloat16
         return torch.autocast(self.device.type, dtype=half, enabled=self.bf16 or self.fp16)
 
 
 def choose_compute(device: str = "auto", precision: Precision = "auto") -> Compute:
-    """The device asked for, and bfloat16 where the processor has units for it."""
+    """Return the requested device, and bfloat16 if its hardware supports it ("auto")."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -56,21 +56,21 @@ def choose_compute(device: str = "auto", precision: Precision = "auto") -> Compu
         raise InputError(f"train.device={device} cannot be used here: {reason}") from error
     if precision != "auto":
         half = precision == "bf16", precision == "fp16"
-        return Compute(chosen, half[0], f"{precision}: asked for", half[1])
+        return Compute(chosen, half[0], f"{precision}: requested", half[1])
     if chosen.type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
         name = torch.cuda.get_device_name(chosen)
-        hint = "" if fast else ", which has no bf16; --train.precision fp16 may be faster"
+        hint = "" if fast else ", which has no bf16; train.precision=fp16 may be faster"
         return Compute(chosen, fast, f"{'bf16' if fast else 'fp32'}: {name}{hint}")
     if torch.cpu._is_amx_tile_supported():
         return Compute(chosen, True, "bf16: this CPU has AMX")
     if torch.cpu._is_avx512_bf16_supported():
         return Compute(chosen, True, "bf16: this CPU has AVX512_BF16")
-    return Compute(chosen, False, "fp32: this CPU has no units for bfloat16")
+    return Compute(chosen, False, "fp32: this CPU has no bfloat16 instructions")
 
 
 def send(tensor: Shaped[Tensor, "..."], device: torch.device) -> Shaped[Tensor, "..."]:
-    """To a device, without waiting: a GPU copies from pinned memory while the program goes on."""
+    """Copy to a device without waiting: a GPU copies from pinned memory in the background."""
     if tensor.device.type == device.type or device.type == "cpu":
         return tensor.to(device)
     pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
@@ -78,7 +78,7 @@ def send(tensor: Shaped[Tensor, "..."], device: torch.device) -> Shaped[Tensor, 
 
 
 class Late:
-    """Numbers on their way to the host: to be read later, when the GPU has long made them."""
+    """Numbers being copied to the host, to be read later without stalling the GPU."""
 
     def __init__(self, tensor: Shaped[Tensor, "..."]) -> None:
         self._host, self._event = tensor.detach(), None
@@ -89,23 +89,23 @@ class Late:
             self._event.record()
 
     def read(self) -> Shaped[Tensor, "..."]:
-        """On the host; waits where the device is not so far."""
+        """Return the numbers on the host; wait if the copy has not finished."""
         if self._event is not None:
             self._event.synchronize()
         return self._host
 
 
 def read_together(numbers: dict[str, Shaped[Tensor, ""]]) -> dict[str, float]:
-    """Numbers by name, all read from the device at once: it is waited for one time."""
+    """Return numbers by name, read from the device in one transfer."""
     values = torch.stack([each.float() for each in numbers.values()]).tolist()
     return dict(zip(numbers, values, strict=True))
 
 
 @contextlib.contextmanager
 def algorithms_chosen(device: torch.device, deterministic: bool) -> Iterator[None]:
-    """Within, convolutions by the fastest algorithm, or all by those that repeat their bits.
+    """Use the fastest convolution algorithms, or only deterministic ones, within the context.
 
-    What has no such algorithm warns when it runs. Afterwards all is as it was.
+    Operations without a deterministic algorithm warn when they run. Settings are restored after.
     """
     if device.type == "cpu" and not deterministic:
         yield
@@ -131,8 +131,8 @@ def algorithms_chosen(device: torch.device, deterministic: bool) -> Iterator[Non
 
 
 def describe_device(device: torch.device, deterministic: bool) -> str:
-    """Where a run computes, and what is left to the GPU's libraries."""
-    repeats = "deterministic algorithms where there are any" if deterministic else ""
+    """Describe the device of a run, its determinism and its use of TF32."""
+    repeats = "deterministic algorithms where available" if deterministic else ""
     if device.type == "cpu":
         return ", ".join(filter(None, [f"cpu, {torch.get_num_threads()} threads", repeats]))
     rounded = {

@@ -1,4 +1,4 @@
-"""What processes say to each other: nothing at all when there is only one.
+"""Communication between processes; a no-op when there is only one.
 
 Every function may be called without torch.distributed; tests and single-device runs then read the
 same as `torchrun`. Rank order is the order of rows everywhere. Tensors on GPUs travel by NCCL,
@@ -42,12 +42,12 @@ def group_for(device: torch.device) -> Any:
 
 
 def world_size() -> int:
-    """How many processes train together."""
+    """Return the number of processes that train together."""
     return torch.distributed.get_world_size() if _running() else 1
 
 
 def rank() -> int:
-    """The number of this process among them, from 0."""
+    """Return the index of this process, from 0."""
     return torch.distributed.get_rank() if _running() else 0
 
 
@@ -58,9 +58,10 @@ def is_main() -> bool:
 
 @torch.no_grad()
 def gather(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_rows ..."]:
-    """Every rank's rows, in rank order, on every rank: official MoCo's `concat_all_gather`.
+    """Return the rows of all ranks, in rank order: official MoCo's `concat_all_gather`.
 
-    Shapes must agree between ranks. No gradient comes back. On one process, the tensor itself.
+    Shapes must be equal on all ranks. The result has no gradient. With one process this returns
+    the tensor itself.
     """
     if world_size() == 1:
         return tensor
@@ -72,7 +73,7 @@ def gather(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_rows ..."]
 
 @torch.no_grad()
 def gather_uneven(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_rows ..."]:
-    """As `gather`, where ranks may have different numbers of rows, or none."""
+    """As `gather`, for ranks with different numbers of rows, or none."""
     if world_size() == 1:
         return tensor
     counts = gather(torch.tensor([len(tensor)])).tolist()
@@ -280,7 +281,7 @@ def _unused_parameters(module: nn.Module, images: Tensor) -> bool:
 
 
 def one_process_only(what: str) -> None:
-    """Refuse to do on many processes what gains nothing from them."""
+    """Refuse to run in several processes what would not benefit from them."""
     if world_size() > 1:
         raise InputError(f"{what} runs in one process: start it without torchrun or srun.")
 

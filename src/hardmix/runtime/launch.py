@@ -9,17 +9,17 @@ from hardmix.errors import InputError
 
 
 class Launch(NamedTuple):
-    """One process among all, and where they meet."""
+    """The place of one process in its group, and the address where the group connects."""
 
     rank: int
     world_size: int
     local_rank: int
-    """Its number on this machine: the number of its GPU."""
+    """Index of this process on its machine, and of its GPU."""
     local_world_size: int
-    """How many share this machine."""
+    """Number of processes on this machine."""
     host: str
     port: int
-    """Where they meet."""
+    """Port of rank 0's store, or torchrun's, on `host`."""
     restart: int = 0
     """How often torchrun has started them again: each time they meet under another name."""
     agent_store: bool = False
@@ -27,10 +27,10 @@ class Launch(NamedTuple):
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
-    """What torchrun's or srun's variables say; None where this process works alone.
+    """Read the variables of torchrun or srun; return None if this process runs alone.
 
-    torchrun goes before srun: a job script may start the one with the other. A shell inside a SLURM
-    job is alone: only srun sets the variables of a step.
+    torchrun overrides srun, as a job script may start one with the other. A shell inside a SLURM
+    job runs alone: only srun sets the variables of a step.
     """
     if "RANK" in environment and "WORLD_SIZE" in environment:
         rank, world_size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
@@ -75,7 +75,7 @@ def _number(environment: Mapping[str, str], name: str, otherwise: int | None = N
         return otherwise
     if text is None or not text.isdecimal():
         raise InputError(
-            f"the variable {name} is {text!r}: it must be a whole number; start many processes"
-            " with torchrun or srun, which set it."
+            f"the environment variable {name} is {text!r}: it must be a whole number; start"
+            " multiple processes with torchrun or srun, which set it."
         )
     return int(text)

@@ -1,8 +1,8 @@
-"""Functions of the user's own by name: 'mypackage.module:function'.
+"""Load a user's own functions by name: 'mypackage.module:function'.
 
-The folder in which a command is started is looked into as well. Such names stand in config.json and
-in encoder files, which may come from anybody: nothing of Python's standard library is ever called,
-and only functions and classes that the named package itself defines.
+The current folder is searched as well. Such names are stored in config.json and in encoder files,
+which may come from anyone: only functions and classes that the named package itself defines are
+called, and never Python's standard library.
 """
 
 import importlib
@@ -16,19 +16,19 @@ from hardmix.errors import InputError
 
 
 def is_own(name: str) -> bool:
-    """Whether a name means code of the user's: a module that can be imported, and a function."""
+    """Whether a name has the form 'mypackage.module:function'."""
     module, _, function = name.partition(":")
     return all(part.isidentifier() for part in [*module.split("."), function])
 
 
 def load_own(name: str, setting: str) -> Callable[..., Any]:
-    """The function or class; `setting` is what messages call it."""
+    """Return the function or class; error messages call it `setting`."""
     module_name, _, attribute = name.partition(":")
     if not is_own(name):
-        raise InputError(f"{setting}={name!r} is no name like 'mypackage.module:function'.")
+        raise InputError(f"{setting}={name!r} must have the form 'mypackage.module:function'.")
     if module_name.split(".")[0] in sys.stdlib_module_names:
         raise InputError(
-            f"{setting}={name!r} is of Python's standard library: name a function of your own."
+            f"{setting}={name!r} is in Python's standard library: name your own function."
         )
     here = os.getcwd()
     if here not in sys.path:
@@ -53,7 +53,7 @@ def load_own(name: str, setting: str) -> Callable[..., Any]:
 
 
 def call_own(function: Callable[..., Any], setting: str, **offered: Any) -> Any:
-    """Call it with those of the offered arguments that it takes."""
+    """Call the function with those of the offered arguments that it accepts."""
     try:
         taken = inspect.signature(function).parameters
         every = any(each.kind is each.VAR_KEYWORD for each in taken.values())

@@ -35,7 +35,7 @@ class Profile(NamedTuple):
     parts: dict[str, float]
     """Every `Part`, and "rest"; together they are `whole`."""
     workers: float
-    """Spent in worker processes, beside all this."""
+    """Time spent in worker processes, in parallel with the step."""
 
 
 class Stopwatch:
@@ -50,7 +50,7 @@ class Stopwatch:
         self.start()
 
     def start(self) -> None:
-        """Steps begin now: what was done since the last one is none of theirs."""
+        """Start timing a step now; time since the last step is not counted."""
         self._open: list[tuple[Part, Any, Any]] = []
         self._beside = 0.0
         self._begun = self._now()
@@ -63,7 +63,7 @@ class Stopwatch:
         self._open.append((name, begun, self._now()))
 
     def beside(self, seconds: float) -> None:
-        """A worker process has spent so much on this step."""
+        """Add time that a worker process has spent on this step."""
         self._beside += seconds
 
     def lap(self) -> None:
@@ -78,7 +78,7 @@ class Stopwatch:
         self._open, self._beside, self._begun = [], 0.0, now
 
     def profile(self) -> Profile:
-        """What came out so far."""
+        """Return the means so far."""
         self._settle()
         count = max(1, self._counted) / 1000
         parts = {name: seconds / count for name, seconds in self._parts.items()}

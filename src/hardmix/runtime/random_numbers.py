@@ -22,7 +22,7 @@ _ROUNDS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 def seed_of(*parts: int | str) -> int:
     """A seed of 63 bits for a generator, e.g. `seed_of("mixing", seed, step)`.
 
-    Begin with the purpose in a word: equal parts give equal seeds, whoever asks.
+    Start with a word for the purpose: equal parts give equal seeds.
     """
     words = repr(tuple(part if isinstance(part, str) else int(part) for part in parts))
     digest = hashlib.blake2b(words.encode(), digest_size=8).digest()

@@ -1,7 +1,7 @@
-"""Be one of many processes: meet, work, leave. A process that is lost is named by those left.
+"""Join and leave a group of processes. If one is lost, the remaining ones name it.
 
-Each rank tells a store that it is there, why it fails, and that it is left when others fail. The
-store is kept by torchrun, or by rank 0.
+Each rank records in a store that it has started, why it fails, and that it remains when others
+fail. The store is kept by torchrun, or by rank 0.
 """
 
 import ctypes
@@ -25,9 +25,9 @@ from hardmix.runtime.addresses import check_addresses, interface_hint, own_addre
 from hardmix.runtime.launch import Launch
 
 TIMEOUT = 300.0
-"""Seconds after which a silent process counts as lost, where no setting says otherwise."""
+"""Default number of seconds after which a silent process counts as lost."""
 LAST_WORDS = 3.0
-"""Seconds that those left give each other to say that they are."""
+"""Seconds that the remaining processes wait for each other to report."""
 BROKEN_CONNECTION = ("gloo", "Connection closed", "Connection reset", "Timed out", "NCCL")
 PR_SET_PDEATHSIG = 1
 Result = TypeVar("Result")
@@ -35,11 +35,11 @@ Result = TypeVar("Result")
 
 @contextmanager
 def joined(launch: Launch | None, device: str = "auto", timeout: float = TIMEOUT) -> Iterator[None]:
-    """Be one of many processes within; nothing happens where `launch` is None.
+    """Join the process group for the duration of the context; do nothing if `launch` is None.
 
-    NCCL between GPUs, each process on that of its local rank; gloo between CPUs. Whoever fails
-    leaves a word for the others. Those who find a connection broken raise `UnfinishedError`, which
-    names the rank that was lost.
+    Uses NCCL between GPUs, one per local rank, and gloo between CPUs. A process that fails leaves a
+    message for the others. Those whose connection breaks raise `UnfinishedError`, which names the
+    lost rank.
     """
     if launch is None or torch.distributed.is_initialized():
         yield
@@ -75,7 +75,7 @@ def joined(launch: Launch | None, device: str = "auto", timeout: float = TIMEOUT
 
 
 class Meeting(NamedTuple):
-    """Where the processes of this job have met."""
+    """The store that the processes of this job share."""
 
     store: Any
     launch: Launch
@@ -96,21 +96,21 @@ def _meeting(meeting: Meeting) -> Iterator[None]:
 
 
 class LostProcessError(UnfinishedError):
-    """Another process is lost; who, and why, stands in it."""
+    """Another process was lost; the message says which one and why."""
 
 
 class FailedProcessError(LostProcessError, InputError):
-    """Another process has failed with an error of its own: to resume would fail again."""
+    """Another process failed with an error; resuming would fail again."""
 
     status = InputError.status
 
 
 @contextmanager
 def losses_named() -> Iterator[None]:
-    """Turn what torch says of a broken connection into the name of the process that is lost.
+    """Turn torch's error about a broken connection into one that names the lost process.
 
-    `LostProcessError` where it died, `FailedProcessError` where it has said why it ends; in ranks
-    other than 0, which need not say it again, SystemExit.
+    Raises `LostProcessError` if it died, `FailedProcessError` if it reported an error, and
+    SystemExit on ranks other than 0, which need not repeat the message.
     """
     try:
         yield
@@ -125,8 +125,8 @@ def losses_named() -> Iterator[None]:
 
 def _unknown_loss(first_line: str) -> str:
     return (
-        f"the connection between the processes broke ({first_line}). --resume goes on from the"
-        " last checkpoint."
+        f"the connection between the processes broke ({first_line}). Resume the run to"
+        " continue from its last checkpoint."
     )
 
 
@@ -136,18 +136,18 @@ def _own_gpu(launch: Launch, device: str) -> int:
     if device not in ("auto", "cuda") and launch.local_world_size > 1:
         raise InputError(
             f"train.device={device} with {launch.local_world_size} processes on this machine: each"
-            " takes a GPU of its own; leave train.device at auto."
+            " needs its own GPU; leave train.device at auto."
         )
     if launch.local_rank >= number > 1:
         raise InputError(
             f"{launch.local_world_size} processes on a machine with {number} GPUs: start one for"
-            " each GPU (torchrun --nproc-per-node), or use --train.device cpu."
+            " each GPU (torchrun --nproc-per-node), or set train.device=cpu."
         )
     return launch.local_rank if number > 1 else 0
 
 
 def _meet(launch: Launch, timeout: float) -> Any:
-    """A store that all ranks have reached; those that have not are named."""
+    """Return a store that all ranks have reached; raise if some have not."""
     where = f"{launch.host}:{launch.port}"
 
     def meet() -> tuple[Any, list[int]]:
@@ -171,20 +171,21 @@ def _meet(launch: Launch, timeout: float) -> Any:
         store, missing = nobody
     if store is None:
         raise UnfinishedError(
-            f"rank {launch.rank} found nobody at {where} within {timeout:g} s (train.timeout):"
-            " rank 0 has not started, has died or hangs, or MASTER_ADDR and MASTER_PORT are wrong."
+            f"rank {launch.rank} could not reach rank 0 at {where} in {timeout:g} s"
+            " (train.timeout): it has not started, has died or hangs, or MASTER_ADDR or"
+            " MASTER_PORT is wrong."
         )
     if missing:
         raise UnfinishedError(
-            f"rank {', '.join(map(str, missing))} of {launch.world_size} did not come to {where}"
-            f" within {timeout:g} s (train.timeout): look at its node and its output;"
-            " --resume auto starts or goes on."
+            f"rank {', '.join(map(str, missing))} of {launch.world_size} did not connect to {where}"
+            f" within {timeout:g} s (train.timeout): check its node and its output, then start the"
+            " run again with resume=auto."
         )
     return store
 
 
 def _within(seconds: float, function: Callable[[], Result], otherwise: Result) -> Result:
-    """What a function gives, or raises, within so many seconds: a store may wait without end."""
+    """Return a function's result, or `otherwise` after so many seconds: stores may block."""
     results: list[Result] = []
     errors: list[Exception] = []
 
@@ -203,7 +204,7 @@ def _within(seconds: float, function: Callable[[], Result], otherwise: Result) -
 
 
 def _missing(store: Any, words: list[str], ranks: list[int], seconds: float) -> list[int]:
-    """The ranks that have left none of these words in the store after so many seconds."""
+    """Return the ranks that have put none of these words in the store after so many seconds."""
     end = time.monotonic() + seconds
     missing = ranks
     while True:
@@ -216,7 +217,7 @@ def _missing(store: Any, words: list[str], ranks: list[int], seconds: float) -> 
 
 
 def _end_with_parent() -> None:
-    """Where torchrun itself is killed, its ranks get a SIGTERM: they save, and end."""
+    """Have this rank receive SIGTERM if torchrun is killed, so that it saves and exits."""
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() == 1:
@@ -230,7 +231,7 @@ def _is_broken_connection(error: RuntimeError) -> bool:
 
 
 def _leave_word(store: Any, launch: Launch, text: str, status: int) -> None:
-    """Tell the others why this rank ends; what rank 0 says too is not said again."""
+    """Tell the others why this rank exits; do not repeat what rank 0 reports too."""
 
     def leave() -> bool:
         word = f"{status} {text}"
@@ -246,7 +247,7 @@ def _leave_word(store: Any, launch: Launch, text: str, status: int) -> None:
 
 
 def _lost(store: Any, launch: Launch, timeout: float, error: RuntimeError) -> BaseException:
-    """What those left raise: which rank is lost, and why if it has said so."""
+    """Return the error to raise: which rank was lost, and why if it reported a reason."""
     others = [each for each in range(launch.world_size) if each != launch.rank]
 
     def ask() -> tuple[list[int], dict[int, str], dict[int, str]]:
@@ -281,7 +282,7 @@ def _lost(store: Any, launch: Launch, timeout: float, error: RuntimeError) -> Ba
         return LostProcessError(_unknown_loss(first_line) + interface_hint(launch))
     if failed:
         return FailedProcessError(f"{'; '.join(words)}.")
-    return LostProcessError(f"{'; '.join(words)}. --resume goes on from the last checkpoint.")
+    return LostProcessError(f"{'; '.join(words)}. Resume the run to continue.")
 
 
 def _host(store: Any, rank: int) -> str:
@@ -289,7 +290,7 @@ def _host(store: Any, rank: int) -> str:
 
 
 def _go_last(store: Any, launch: Launch, others: list[int]) -> None:
-    """The rank that keeps the store goes when the others have read it."""
+    """Let the rank that keeps the store exit only after the others have read it."""
     store.set(f"gone-{launch.rank}", "")
     if launch.rank == 0 and not launch.agent_store:
         _missing(store, ["gone"], others, LAST_WORDS)
