@@ -142,7 +142,7 @@ import sys
 from typing import get_args
 from hardmix import STRATEGIES
 from hardmix.commands import main as cli
-from hardmix.settings import config
+from hardmix.settings import named_choices
 
 for words in (["--help"], *(line.split() for line in sys.argv[1:])):
     try:
@@ -154,8 +154,8 @@ from hardmix.methods.all_methods import METHODS
 from hardmix.settings.methods import METHOD_FACTS
 from hardmix.training.optimizers import OPTIMIZERS
 
-assert (*STRATEGIES, "own") == get_args(config.StrategyName)
-assert tuple(OPTIMIZERS) == get_args(config.OptimizerName)
+assert (*STRATEGIES, "own") == get_args(named_choices.StrategyName)
+assert tuple(OPTIMIZERS) == get_args(named_choices.OptimizerName)
 assert METHODS.keys() == METHOD_FACTS.keys()
 assert all(METHODS[name].Options is facts.options for name, facts in METHOD_FACTS.items())
 assert EVALUATIONS["centroids"].title == "Nearest class mean"
@@ -276,7 +276,7 @@ def test_own_images_are_asked_for_again_and_others_are_noticed(tmp_path, capfd):
     images = noise()
     run = pretrain(tiny(train={"stop_epoch": 1}), tmp_path / "run", images=images)
     longer = dataclasses.replace(run.config(), train=tiny().train)
-    with pytest.raises(InputError, match=r"data\.name=own .* give them again"):
+    with pytest.raises(InputError, match=r"data\.name=own .* pass them again"):
         pretrain(longer, run.path, resume=True)
     with pytest.raises(InputError, match="the images have changed"):
         pretrain(longer, run.path, resume=True, images=noise())
@@ -298,7 +298,7 @@ def test_own_images_are_asked_for_again_and_others_are_noticed(tmp_path, capfd):
         (lambda: noise(tensor=torch.zeros(96, 1, 32, 32, dtype=torch.uint8)), r"\(1, 32, 32\)"),
         (lambda: noise(1), "noise has 1 image"),
         (lambda: ImageSet("few", torch.arange(3), ("a",), noise().tensor), "3 labels for 96"),
-        (lambda: ImageSet("a", torch.arange(96), ("b",), noise().tensor), "label 95 and 1 classes"),
+        (lambda: ImageSet("a", torch.arange(96), ("b",), noise().tensor), "label 95 but 1 classes"),
     ],
 )
 def test_images_that_cannot_be_right_are_refused_before_anything_is_written(

@@ -93,7 +93,7 @@ def _as_csv(result: SweepResult, pairs: Sequence[Pairs]) -> str:
         found, differences = each.interval, each.differences
         numbers = [found.number, found.mean, found.low, found.high, WORDS[found.sign]]
         by_seed = [differences.get(seed) for seed in seeds]
-        writer.writerow([each.row, each.baseline, each.measure.title, *numbers, *by_seed])
+        writer.writerow([each.row, each.baseline, each.measure.id, *numbers, *by_seed])
     return out.getvalue()
 
 

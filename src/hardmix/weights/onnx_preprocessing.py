@@ -9,7 +9,6 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
 from hardmix.data.augment import channel_statistics
-from hardmix.data.image_ops import normalise
 from hardmix.evaluation.features import TrainedEncoder
 
 LONGEST = 4
@@ -19,10 +18,15 @@ LONGEST = 4
 class WithPreprocessing(nn.Module):
     """uint8 images to features: `evaluation_crop`, normalisation, trunk."""
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, encoder: TrainedEncoder) -> None:
         super().__init__()
         self.trunk, self.size = encoder.trunk, encoder.image_size
-        self.statistics = channel_statistics(encoder.channels)
+        mean, std = channel_statistics(encoder.channels)
+        self.register_buffer("mean", torch.tensor(mean)[:, None, None])
+        self.register_buffer("std", torch.tensor(std)[:, None, None])
 
     def forward(
         self, images: UInt8[Tensor, "batch channels height width"]
@@ -33,7 +37,7 @@ class WithPreprocessing(nn.Module):
         across = self._weights(width, height, images.shape[3])
         crops = down @ images.float() @ across.T
         crops = crops.round().clamp(0, 255) / 255  # uint8 again, as a file's crop would be
-        features: Tensor = self.trunk(normalise(crops, *self.statistics))
+        features: Tensor = self.trunk((crops - self.mean) / self.std)
         return features
 
     def _weights(
