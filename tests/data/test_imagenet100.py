@@ -62,7 +62,7 @@ def test_other_content_is_refused_and_left(imagenet, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match=r"already holds 1 other .*notes\.txt"):
+    with pytest.raises(InputError, match=r"already contains 1 other .*notes\.txt"):
         link_imagenet100(imagenet, out)
     assert os.listdir(out) == ["notes.txt"]
     with pytest.raises(InputError, match="is a file"):
@@ -73,7 +73,7 @@ def test_links_to_elsewhere_are_refused(imagenet, tmp_path):
     out = tmp_path / "out"
     (out / "train").mkdir(parents=True)
     (out / "train" / SYNSETS[0]).symlink_to(imagenet / "val" / SYNSETS[0])
-    with pytest.raises(InputError, match="already holds 1 other"):
+    with pytest.raises(InputError, match="already contains 1 other"):
         link_imagenet100(imagenet, out)
     with pytest.raises(InputError, match="already holds"):
         link_imagenet100(imagenet, imagenet)

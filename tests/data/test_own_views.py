@@ -168,7 +168,7 @@ def test_a_run_with_own_views_repeats_and_resumes_bit_equal(kind, tmp_path, monk
     signal_after(monkeypatch, {4})
     with pytest.raises(UnfinishedError):
         pretrain(with_workers(config, 2), tmp_path / "run", views=views)
-    with pytest.raises(InputError, match=r"data\.views=own .* give it again"):
+    with pytest.raises(InputError, match=r"data\.views=own .* pass it again"):
         pretrain(Run(tmp_path / "run").config(), tmp_path / "run", resume=True)
     pretrain(with_workers(config, 1), tmp_path / "run", views=views, resume=True)
     assert state_of(tmp_path / "run") == state_of(whole.path)
@@ -228,7 +228,7 @@ def test_the_command_line_names_a_function_that_makes_the_pipeline(package, tmp_
 @pytest.mark.parametrize(
     ("views", "words"),
     [
-        ("own", ["data.views=own", "give it again"]),
+        ("own", ["data.views=own", "pass it again"]),
         ("mine", ["data.views='mine'", "mypackage.module:function"]),
         ("no_such:thing", ["no_such cannot be imported", "ModuleNotFoundError"]),
         ("my_views:missing", ["defines no function 'missing'", "make_views"]),

@@ -117,7 +117,7 @@ def test_labels_of_any_whole_number_type_are_the_same(dtype):
 
 @pytest.mark.parametrize("labels", [[0, 1, 2, 3], [-1, -1, -1, -1], [-2, -2, 0, 1]])
 def test_labels_without_a_class_of_two_are_refused(labels):
-    with pytest.raises(InputError, match="labels name no class with two images or more"):
+    with pytest.raises(InputError, match="labels has no class with two or more images"):
         alignment(torch.randn(4, 3), torch.tensor(labels))
 
 

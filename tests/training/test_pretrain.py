@@ -436,7 +436,7 @@ def test_a_strategy_of_ones_own_plans_the_points_and_is_recorded(tmp_path, capfd
     run = pretrain(tiny(), tmp_path / "run", strategy=mine)
     assert seen == [(16, 64)] * 6  # the second epoch: the first is warm-up
     assert run.config().mix.strategy == "own"
-    with pytest.raises(InputError, match=r"mix\.strategy=own is a function .* give it again"):
+    with pytest.raises(InputError, match=r"mix\.strategy=own is a function .* pass it again"):
         pretrain(run.config(), run.path, resume=True)
     with pytest.raises(SystemExit) as stopped:
         cli.main(["pretrain", "demo", "--mix.strategy", "own", "--out", str(tmp_path / "other")])

@@ -32,7 +32,7 @@ class Saved:
         if self.reason is None:
             warn(
                 f"no checkpoint at step {step} ({error.strerror}): {error.filename}. {self.kept}"
-                " Training continues and retries at every checkpoint without further warnings."
+                " Training continues and retries at every checkpoint without saying so again."
             )
         self.reason = error.strerror or type(error).__name__
 
