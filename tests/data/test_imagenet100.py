@@ -75,7 +75,7 @@ def test_links_to_elsewhere_are_refused(imagenet, tmp_path):
     (out / "train" / SYNSETS[0]).symlink_to(imagenet / "val" / SYNSETS[0])
     with pytest.raises(InputError, match="already contains 1 other"):
         link_imagenet100(imagenet, out)
-    with pytest.raises(InputError, match="already holds"):
+    with pytest.raises(InputError, match="already contains"):
         link_imagenet100(imagenet, imagenet)
 
 

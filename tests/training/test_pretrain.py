@@ -441,5 +441,5 @@ def test_a_strategy_of_ones_own_plans_the_points_and_is_recorded(tmp_path, capfd
     with pytest.raises(SystemExit) as stopped:
         cli.main(["pretrain", "demo", "--mix.strategy", "own", "--out", str(tmp_path / "other")])
     assert stopped.value.code == 2
-    assert "give it again" in capfd.readouterr().err
+    assert "pass it again" in capfd.readouterr().err
     assert not (tmp_path / "other").exists()
