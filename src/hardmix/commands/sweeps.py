@@ -74,6 +74,9 @@ class Sweep:
         Help(help="tau of MoCo-v2 and MoCHi, 0.2 in the paper; small scales only."),
     ] = None
     device: Annotated[str, Help(help="auto, cpu, cuda or cuda:N.")] = "auto"
+    transfer_root: Annotated[
+        str | None, Help(help="Images of another data set, for the evaluation transfer.")
+    ] = None
     voc_root: Annotated[Path | None, Help(help="Folder of VOC, for table2.")] = None
     coco_root: Annotated[Path | None, Help(help="Folder of COCO, for table3.")] = None
     coco_schedule: Annotated[

@@ -48,8 +48,10 @@ def measure(path: Path, options: LinearOptions, data: DataConfig | None = None) 
     return measure_on_crops(evaluated, options)
 
 
-def measure_cached(evaluated: EvaluatedRun, options: LinearOptions) -> dict[str, Any]:
-    """Fit a classifier per seed to cached features; writes RUN/results/linear-cached.json."""
+def measure_cached(
+    evaluated: EvaluatedRun, options: LinearOptions, name: str = "linear-cached"
+) -> dict[str, Any]:
+    """Fit a classifier per seed to cached features; writes RUN/results/NAME.json."""
     solver, seeds = options.solver, options.seeds
     arrays = evaluated.split_features(evaluated.encoder)
     found = [probe_accuracy(*arrays, solver=solver, seed=seed) for seed in range(seeds)]
@@ -65,7 +67,7 @@ def measure_cached(evaluated: EvaluatedRun, options: LinearOptions) -> dict[str,
     }
     say("This is not the paper's protocol, which trains on random crops and needs a preset.")
     rows = {f"{solver}, {seeds} seeds, ± {deviation:.4f}": Accuracy(top1, top5)}
-    return evaluated.conclude("linear-cached", result, "linear probe, cached features", rows)
+    return evaluated.conclude(name, result, "linear probe, cached features", rows)
 
 
 def cached_protocol(solver: ProbeSolver) -> str:

@@ -47,6 +47,7 @@ class SweepOptions:
     data_root: str | None = None
     workers: int | None = None
     device: str = "auto"
+    transfer_root: str | None = None
     voc_root: Path | None = None
     coco_root: Path | None = None
     coco_schedule: Literal["1x", "2x"] = "1x"
