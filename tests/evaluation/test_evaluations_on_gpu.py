@@ -9,7 +9,7 @@ from torchvision.models.resnet import Bottleneck
 from gpu_events import FP32, gpu
 from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import ViewLoader
-from hardmix.evaluation import linear
+from hardmix.evaluation.classifier_training import ClassifierTraining, train_epoch
 from hardmix.evaluation.detection.c4 import C4Detector
 from hardmix.evaluation.detection.detector_training import (
     DetectorTraining,
@@ -54,9 +54,10 @@ def test_a_linear_classifier_is_trained_without_waiting():
         classifier = torch.nn.Linear(400, 5).to("cuda")
         optimizer = torch.optim.SGD(classifier.parameters(), lr=0.1, momentum=0.9)
         loader = ViewLoader(images, data, 16, 0, GPU, views=1)
-        linear.train_epoch(evaluated, classifier, optimizer, loader, 0, meter)
+        training = ClassifierTraining(classifier, optimizer, loader, Run("nowhere"))
+        train_epoch(evaluated, training, 0, meter)
         log.clear()
-        linear.train_epoch(evaluated, classifier, optimizer, loader, 1, meter)
+        train_epoch(evaluated, training, 1, meter)
         assert len(log.synchronisations) == 1  # the mean loss of the epoch
         assert (log.blocking_copies, log.mixed_devices) == ([], [])
 

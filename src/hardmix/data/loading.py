@@ -121,6 +121,7 @@ class ViewLoader:
         steps = [
             ids[self._rows[self._rows < len(ids)]]
             for ids in batches[first_step : self.steps_per_epoch]
+            if len(ids) > self._rows[0]  # of a last, smaller batch a rank may have nothing
         ]
         if self.images.tensor is None or self._pipelines is not None:
             yield from self._from_files(epoch, steps)
@@ -131,6 +132,11 @@ class ViewLoader:
             with timed("augment"):
                 views = make_views(pixels, ids, self.config, self.seed, epoch, self._views)
             yield batch_of(views, labels_of(self.images, ids), ids)
+
+    def sizes(self, step: int) -> tuple[int, int]:
+        """Return the images of a step on this rank, and on all; with `keep_last` they vary."""
+        whole = min(self.batch_size, len(self.images) - step * self.batch_size)
+        return int((self._rows < whole).sum()), whole
 
     def _from_files(self, epoch: int, steps: list[Tensor]) -> Iterator[Batch]:
         if self._pool is None:
