@@ -24,6 +24,7 @@ from hardmix.data.datasets import checked, data_name, open_images
 from hardmix.data.image_ops import normalise
 from hardmix.data.image_set import UNKNOWN, ImageSet
 from hardmix.data.own_views import Pipeline, choose_pipelines, make_own_views
+from hardmix.data.shard_index import is_indexed
 from hardmix.data.shard_loading import ShardLoader
 from hardmix.data.worker_reads import (
     ReadImages,
@@ -37,8 +38,12 @@ from hardmix.runtime.console import say
 from hardmix.runtime.device import send
 from hardmix.runtime.distributed import rank, world_size
 from hardmix.runtime.profile import timed, timed_beside, timed_each
-from hardmix.runtime.random_numbers import permutation
+from hardmix.runtime.random_numbers import permutation, seed_of
 from hardmix.settings.config import DataConfig, TrainConfig
+from hardmix.settings.named_choices import Shuffle
+
+BLOCK, TOGETHER = 1024, 16
+"""Images of a block, and blocks that are shuffled together, with data.shuffle=blocks."""
 
 
 def open_loader(
@@ -58,7 +63,7 @@ def open_loader(
     """
     pipelines = choose_pipelines(data, pipeline, views)
     options = (data, train.batch_size, train.seed, device, rank(), world_size())
-    if own is None and data_name(data) == "shards":
+    if own is None and data_name(data) == "shards" and not is_indexed(data.root or ""):
         stream = ShardLoader(*options, views=views, parts=train.accumulate, pipelines=pipelines)
         return None, stream
     if own is None:
@@ -117,7 +122,8 @@ class ViewLoader:
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch, from `first_step` on."""
         self.prepare()
-        batches = permutation(self.seed, epoch, len(self.images)).split(self.batch_size)
+        order = epoch_order(self.seed, epoch, len(self.images), self.config.shuffle)
+        batches = order.split(self.batch_size)
         steps = [
             ids[self._rows[self._rows < len(ids)]]
             for ids in batches[first_step : self.steps_per_epoch]
@@ -167,6 +173,24 @@ class ViewLoader:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+
+
+def epoch_order(seed: int, epoch: int, number: int, shuffle: Shuffle) -> Int64[Tensor, " images"]:
+    """Return the order of an epoch, a function of (seed, epoch).
+
+    In blocks, neighbours on the disk are read at about the same time: the blocks are shuffled, then
+    the images of each 16 of them.
+    """
+    if shuffle == "full":
+        return permutation(seed, epoch, number)
+    blocks = torch.arange(number).split(BLOCK)
+    chosen = permutation(seed_of("blocks", seed), epoch, len(blocks)).tolist()
+    windows = torch.cat([blocks[block] for block in chosen]).split(BLOCK * TOGETHER)
+    shuffled = (
+        window[permutation(seed_of("window", seed, place), epoch, len(window))]
+        for place, window in enumerate(windows)
+    )
+    return torch.cat(list(shuffled))
 
 
 def evaluation_batches(
