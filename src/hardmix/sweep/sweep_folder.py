@@ -138,6 +138,8 @@ def sweep_command(options: SweepOptions, *, anywhere: bool = True) -> list[str]:
         "--records": options.records,
     }.items():
         words += [] if path is None else [option, place(path)]
+    if options.gpus_per_run > 1:
+        words += ["--gpus-per-run", str(options.gpus_per_run)]
     if options.coco_schedule != "1x":
         words += ["--coco-schedule", options.coco_schedule]
     return words + (["--only", *options.only] if options.only else [])
