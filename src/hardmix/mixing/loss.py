@@ -25,7 +25,7 @@ from hardmix.mixing.checks import (
     wants_check,
 )
 from hardmix.mixing.infonce import Contrast, contrast
-from hardmix.mixing.plans import Embeddings, MixPlan, Strategy
+from hardmix.mixing.plans import DrawsByRow, Embeddings, MixPlan, Strategy
 from hardmix.mixing.queue import MemoryQueue
 from hardmix.mixing.ranking import in_one_piece
 from hardmix.mixing.unit_length import unit_vectors
@@ -45,7 +45,7 @@ class _Sampling(NamedTuple):
 
     num_hardest: int
     mix: bool
-    generator: torch.Generator | None
+    generator: torch.Generator | DrawsByRow | None
     check: bool | None
 
 
@@ -101,7 +101,8 @@ class MochiLoss(nn.Module):
         exclude: Bool[Tensor, "batch K"] | None = None,
         *,
         mix: bool = True,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | DrawsByRow | None = None,
+        normalised: bool = False,
         check: bool | None = None,
     ) -> Float[Tensor, ""]:
         """Return the mean loss over the batch.
@@ -110,10 +111,11 @@ class MochiLoss(nn.Module):
         exclude: negatives to ignore, e.g. `memory.same_class(labels)` for the class oracle.
         mix: False for plain MoCo, as in the warm-up epochs (see `mixing_started`).
         generator: the random number generator; None uses PyTorch's default.
+        normalised: promise that query and key are of unit length already.
         check: whether to refuse vectors that are zero, NaN or infinite. None checks on a CPU only,
         as checking would synchronise a GPU. Unchecked, such vectors make the loss NaN.
         """
-        embeddings = _unit_embeddings(query, key, negatives, check)
+        embeddings = _unit_embeddings(query, key, negatives, check, normalised)
         takes_part = _who_takes_part(query, negatives, exclude, self._mixes_slots(negatives))
         draws = _Sampling(self.num_hardest, mix, generator, check)
         return self._contrast(embeddings, takes_part, draws, overwrite=True)[0].loss
@@ -125,7 +127,7 @@ class MochiLoss(nn.Module):
         exclude: Bool[Tensor, "batch batch"] | None = None,
         *,
         mix: bool = True,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | DrawsByRow | None = None,
         check: bool | None = None,
     ) -> Float[Tensor, ""]:
         """Return the mean loss with the other samples' keys as negatives, as in SimCLR: no queue.
@@ -153,11 +155,12 @@ class MochiLoss(nn.Module):
         exclude: Bool[Tensor, "batch K"] | None = None,
         *,
         mix: bool = True,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | DrawsByRow | None = None,
+        normalised: bool = False,
         check: bool | None = None,
     ) -> tuple[Contrast, MixPlan | None]:
         """Return the loss with the similarities behind it, and the plan, for the diagnostics."""
-        embeddings = _unit_embeddings(query, key, negatives, check)
+        embeddings = _unit_embeddings(query, key, negatives, check, normalised)
         takes_part = _who_takes_part(query, negatives, exclude, self._mixes_slots(negatives))
         draws = _Sampling(self.num_hardest, mix, generator, check)
         return self._contrast(embeddings, takes_part, draws, overwrite=False)
@@ -231,7 +234,8 @@ class MochiLoss(nn.Module):
             num_pairs=self.num_pairs,
             num_with_query=self.num_with_query,
             exclude=not_mixed,
-            generator=draws.generator,
+            # By row without being a generator only for our strategies: others' may need one.
+            generator=draws.generator,  # type: ignore[arg-type]
             embeddings=embeddings,
         )
         if function_of(self.strategy) not in OUR_FUNCTIONS:
@@ -283,7 +287,11 @@ def _who_takes_part(
 
 
 def _unit_embeddings(
-    query: Tensor, key: Tensor, negatives: Tensor | MemoryQueue, check: bool | None
+    query: Tensor,
+    key: Tensor,
+    negatives: Tensor | MemoryQueue,
+    check: bool | None,
+    normalised: bool = False,
 ) -> Embeddings:
     """Return all three at unit length in one dtype, float32 or better."""
     check_not_transformed()
@@ -291,8 +299,11 @@ def _unit_embeddings(
     check_shapes(query, key, vectors)
     dtype = torch.promote_types(torch.promote_types(query.dtype, vectors.dtype), torch.float32)
     with torch.autocast(query.device.type, enabled=False):
-        unit_query = unit_vectors("query", query, dtype, check)
-        unit_key = unit_vectors("key", key, dtype, check)
+        if normalised:
+            unit_query, unit_key = query.to(dtype), key.to(dtype)
+        else:
+            unit_query = unit_vectors("query", query, dtype, check)
+            unit_key = unit_vectors("key", key, dtype, check)
         if isinstance(negatives, MemoryQueue):
             vectors = vectors.to(dtype)
         else:
