@@ -16,7 +16,6 @@ from hardmix.training.state import settle
 from hardmix.training.step import take_step
 from ranks import tiny
 
-
 MOST_LAUNCHES_OF_A_LINE = 80
 
 

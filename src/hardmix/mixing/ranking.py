@@ -23,7 +23,7 @@ WORTH_THREADS = 2**18
 """Numbers that take a thread a few milliseconds to rank: more than to start another."""
 
 NARROW = 4
-"""Up to so many times as wide as what is wanted, a row is faster partitioned itself than bounded."""
+"""Rows up to so many times as wide as what is wanted are partitioned themselves: no bound."""
 
 Largest = tuple[Int[Tensor, "batch N"], Int[Tensor, " batch"]]
 """Positions of each row's largest, ascending, then -1 if fewer are above -inf; how many are."""
