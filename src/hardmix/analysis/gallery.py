@@ -24,6 +24,7 @@ from hardmix.methods.all_methods import build_method
 from hardmix.methods.base import Materials, Method
 from hardmix.mixing.plans import KEY, NO_POINT, MixPlan
 from hardmix.mixing.queue import MemoryQueue
+from hardmix.runs.checkpoints import load_newest
 from hardmix.runs.folder import Run, versions
 from hardmix.runtime.device import choose_compute
 from hardmix.runtime.random_numbers import seed_of
@@ -55,7 +56,7 @@ def look_at_queue(run: Run) -> Found:
     config = run.config()
     if not config.uses("train.queue_size"):
         raise InputError(f"a run of the method {config.method} has no queue.")
-    found = run.load_checkpoint()
+    found = load_newest(run.checkpoints, set_aside=False)  # it may still be training
     if found is None:
         raise InputError("it has no checkpoint, which contains the queue.")
     tensors, manifest, _ = found
@@ -154,4 +155,3 @@ def _neighbour(scene: Scene, row: int, slot: int) -> Neighbour:
         round(float(scene.similarity[row, slot]), 4),
         None if label < 0 or asked < 0 else label == asked,
     )
-

@@ -35,21 +35,24 @@ QUERY_PIXELS, NEAR_PIXELS = 256, 192
 """Sides of the thumbnails: twice as many pixels as on a page, for sharp screens."""
 MOST_IMAGES = 20_000
 """Most images to search, unless the features of all of them are in RUN/features."""
+LIVE_IMAGES = 2_000
+"""Most images to search while the run is training."""
 
 
-def write_feature_gallery(run: Run, most: int = MOST_IMAGES) -> Path:
+def write_feature_gallery(run: Run, *, live: bool = False) -> Path:
     """Write RUN/figures/neighbours.json, unless it is up to date.
 
     Raises InputError if the run has no encoder or its images cannot be read. The encoder of an
-    unfinished run is that of its last checkpoint.
+    unfinished run is that of its last checkpoint; while it trains (`live`), fewer images are
+    searched.
     """
     file = run.figures / FILE
     encoder = load_encoder(run.path, or_checkpoint=True)
     config = run.config()
-    mark = _mark(encoder, config.data)
+    mark = _mark(encoder, config.data, live)
     if _mark_of(file) == mark:
         return file
-    data = _searched(run, config.data, most)
+    data = _searched(run, config.data, live)
     features, images = features_of(run.path, data, encoder)
     if len(features.ids) < 2:
         raise InputError("it takes at least 2 readable images.")
@@ -113,16 +116,17 @@ def _caption(number: int, images: ImageSet) -> str:
     )
 
 
-def _searched(run: Run, data: DataConfig, most: int) -> DataConfig:
+def _searched(run: Run, data: DataConfig, live: bool) -> DataConfig:
     """Return all of the data if it is small or its features are kept, otherwise a part."""
-    if kept_file(run.path, data).exists() or len(open_images(data, "train")) <= most:
+    most = LIVE_IMAGES if live else MOST_IMAGES
+    if not live and kept_file(run.path, data).exists():
         return data
-    return replace(data, num_images=most)
+    return data if len(open_images(data, "train")) <= most else replace(data, num_images=most)
 
 
-def _mark(encoder: TrainedEncoder, data: DataConfig) -> str:
-    """Return a hash of the encoder and of where its images are."""
-    digest = hashlib.sha256(repr((data.name, data.root, versions()["hardmix"])).encode())
+def _mark(encoder: TrainedEncoder, data: DataConfig, live: bool) -> str:
+    """Return a hash of the encoder and of the images that are searched."""
+    digest = hashlib.sha256(repr((data.name, data.root, live, versions()["hardmix"])).encode())
     add_weights(digest, encoder)
     return digest.hexdigest()[:16]
 

@@ -117,16 +117,12 @@ def _placed(
     """Return thumbnails that do not overlap, in the order of the file, which is random."""
     taken: list[PlacedImage] = []
     for point, (source, name, link) in images.items():
-        left, top = (
-            min(max(value[point] - PICTURE // 2, 4), 996 - PICTURE) for value in (x, y)
-        )
+        left, top = (min(max(value[point] - PICTURE // 2, 4), 996 - PICTURE) for value in (x, y))
         gap = PICTURE + 6
         free = all(abs(left - each.x) >= gap or abs(top - each.y) >= gap for each in taken)
         if source and free:
             small = is_small(source)
-            taken.append(
-                PlacedImage(point, left, top, source, name, link, colours[point], small)
-            )
+            taken.append(PlacedImage(point, left, top, source, name, link, colours[point], small))
         if len(taken) == MOST_PICTURES:
             break
     return taken

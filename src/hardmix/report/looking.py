@@ -27,8 +27,8 @@ def look_at_runs(records: Sequence[RunRecord]) -> list[str]:
     return missing
 
 
-def look_at(run: Run) -> list[str]:
-    """The same for one run."""
+def look_at(run: Run, *, live: bool = False) -> list[str]:
+    """The same for one run. While it trains (`live`), from fewer images and without a map."""
     # Imported here: torchvision takes seconds to import, and a report of files needs no images.
     from hardmix.analysis.embedding import look_at_features
     from hardmix.analysis.gallery import look_at_queue
@@ -37,8 +37,8 @@ def look_at(run: Run) -> list[str]:
     if not (run.encoder_file.exists() or run.checkpoints.is_dir()):
         return []
     say(f"Looking at the images of {run.path} ...")
-    missing = _tried("neighbours", run, lambda: write_feature_gallery(run))
-    missing += _tried("map", run, lambda: _drawn(run, look_at_features))
+    missing = _tried("neighbours", run, lambda: write_feature_gallery(run, live=live))
+    missing += [] if live else _tried("map", run, lambda: _drawn(run, look_at_features))
     return missing + _tried("gallery", run, lambda: _drawn(run, look_at_queue))
 
 

@@ -1,9 +1,10 @@
 """The axis of a table's strip of dots, on which every run of an evaluation has its place."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hardmix.report.evaluation_tables import EvaluationTable, Score
+from hardmix.report.evaluation_tables import EvaluationTable
 
 LEAST_SPAN = 0.5
 """Percentage points that an axis covers at least, so that noise does not look like a difference."""
@@ -24,14 +25,18 @@ class Axis:
         number = round((self.high - self.low) / self.step)
         return [(n / number, f"{self.low + n * self.step:.{digits}f}") for n in range(number + 1)]
 
-    def places(self, score: Score) -> list[float]:
-        """Return the places of a row's runs."""
-        return [(value - self.low) / (self.high - self.low) for value in score.values]
+    def places(self, values: Sequence[float]) -> list[float]:
+        """Return the places of some values."""
+        return [(value - self.low) / (self.high - self.low) for value in values]
 
 
 def axis_of(evaluation: EvaluationTable) -> Axis | None:
-    """Return an axis over all runs of an evaluation; None for a single run, which needs none."""
-    values = [value for score in evaluation.scores for value in score.values]
+    """Return an axis over all runs of an evaluation."""
+    return axis_over([value for score in evaluation.scores for value in score.values])
+
+
+def axis_over(values: Sequence[float]) -> Axis | None:
+    """Return an axis with round ends; None for a single value, which needs none."""
     if len(values) < 2:
         return None
     span = max(max(values) - min(values), LEAST_SPAN)

@@ -1,10 +1,10 @@
 """What pre-training was worth, in words: a run's results/verdict.json, at the top of the page.
 
 `hardmix pretrain` writes the file: `text` is the sentence, `next` what to do, `mixing` what to
-expect of mixing, and `measured` the numbers behind it, by encoder.
+expect of mixing, and `scores` (or `measured`) the numbers behind it, by encoder.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,15 @@ from hardmix.report.run_figures import first_seeds_first
 from hardmix.runs.reading import RunRecord, number
 
 ENCODERS = {
-    "trained": "this encoder",
-    "started from": "the weights it started from",
+    "encoder": "this encoder",
+    "start": "the weights it started from",
     "untrained": "untrained encoder",
     "pixels": "raw pixels",
-    "colour histogram": "colour histogram",
+    "colours": "colour histogram",
 }
 """Names of what is compared, in the order of the page."""
+ALSO = {"trained": "encoder", "started from": "start", "colour histogram": "colours"}
+"""Other names of the same."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,7 @@ def verdicts(groups: Sequence[SeedGroup], missing: list[str]) -> list[Verdict]:
 
 
 def _verdict(group: SeedGroup, run: RunRecord, facts: Mapping[str, Any]) -> Verdict:
-    measured, better = facts.get("measured"), facts.get("better")
-    leaves = list(_leaves(measured if isinstance(measured, dict) else {}))
-    numbers = [_measured(name, value) for name, value in leaves if isinstance(value, float)]
+    better, numbers = facts.get("better"), _numbers(facts)
     order = list(ENCODERS.values())
     numbers.sort(key=lambda each: order.index(each.name) if each.name in order else len(order))
     return Verdict(
@@ -76,27 +76,46 @@ def _verdict(group: SeedGroup, run: RunRecord, facts: Mapping[str, Any]) -> Verd
         text=facts["text"],
         advice=[*_texts(facts.get("next")), *_texts(facts.get("mixing"))],
         better=better if isinstance(better, bool) else None,
-        about=" ".join(value for _, value in leaves if isinstance(value, str)),
+        about=_about(facts) if numbers else "",
         numbers=numbers,
     )
 
 
-def _leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, float | str]]:
-    """Yield texts and numbers with their names, also those one level down."""
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from ((k, v) for k, v in _leaves(value) if isinstance(v, float))
-        elif isinstance(value, str) and value.strip():
-            yield name, value
-        elif (known := number(value)) is not None:
-            yield name, known
+def _numbers(facts: Mapping[str, Any]) -> list[Measured]:
+    """Return the numbers of all encoders, plain or with their errors."""
+    found = []
+    for group in (facts.get("scores"), facts.get("measured")):
+        for name, value in group.items() if isinstance(group, dict) else ():
+            known = number(value.get("score") if isinstance(value, dict) else value)
+            if known is not None:
+                found.append(_measured(name, known))
+    return found
+
+
+def _about(facts: Mapping[str, Any]) -> str:
+    """Return what the numbers measure."""
+    images, near = (number(facts.get(name)) for name in ("images", "k"))
+    of = f"{images:,.0f} images" if images is not None else "the images"
+    k = f"{near:.0f} " if near is not None else ""
+    chance = number(facts.get("chance"))
+    last = f" Guessing gives {100 * chance:.1f} %." if chance is not None else ""
+    if facts.get("measure") == "knn":
+        return f"Share of {of} whose class most of their {k}nearest neighbours have.{last}"
+    if facts.get("measure") == "views":
+        return (
+            f"Share of the {k}nearest neighbours on which two views of an image agree, the mean"
+            f" over {of}.{last}"
+        )
+    return " ".join(_texts(facts.get("measure")))
 
 
 def _measured(name: str, value: float) -> Measured:
     words = name.replace("_", " ").replace("-", " ").lower()
+    key = ALSO.get(words, words)
     fraction = 0 <= value <= 1
     text = f"{100 * value:.1f} %" if fraction else f"{value:.4g}"
-    return Measured(ENCODERS.get(words, words), text, value if fraction else None, words == "trained")
+    share = value if fraction else None
+    return Measured(ENCODERS.get(key, words), text, share, key == "encoder")
 
 
 def _texts(value: Any) -> list[str]:

@@ -91,8 +91,8 @@ def gallery(queries: Sequence[Query], note: str = "") -> Picture:
         axes.set(xlim=(0, width), ylim=(height - 0.3, -0.3), aspect="equal")
     caption = (
         "Each image with its similarity to the query; framed images have the query's own class,"
-        " which the method is not told (the paper's false negatives). For a synthetic point, the similarity is that of the point, and the"
-        f" share that of its second parent.{note}"
+        " which the method is not told (the paper's false negatives). For a synthetic point, the"
+        f" similarity is that of the point, and the share that of its second parent.{note}"
     )
     numbers = {"queries": [_plain(query) for query in queries]}
     return Picture("gallery", title, caption, numbers, figure, formats=("png",))
