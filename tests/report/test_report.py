@@ -740,7 +740,7 @@ def test_images_are_named_and_lead_to_their_files(tmp_path):
     on_map = [found for tag, found in page.elements if tag == "image"]
     assert 10 < len(on_map) <= 20  # of 20 thumbnails, those that do not overlap
     assert {found["data-point"] for found in on_map} <= {str(each) for each in range(0, 60, 3)}
-    assert "<title>3.png</title>" in page.source
+    assert "<title>0.png</title>" in page.source
     data = json.loads(page.scripts[1])[0]
     assert data["names"]["3"] == "3.png"
     assert data["links"]["3"] == "file:///photos/3.png"

@@ -6,13 +6,13 @@ neighbours` search, and not the head's embedding in which negatives are compared
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float32, Int64
 
 from hardmix.data.datasets import open_images
 from hardmix.data.image_set import ImageSet
@@ -31,6 +31,8 @@ FILE = "neighbours.json"
 """Its name in RUN/figures."""
 QUERIES = 8
 NEAR = 8
+TRIED = 4
+"""Images drawn for each row: one that an earlier row shows is passed over."""
 QUERY_PIXELS, NEAR_PIXELS = 256, 192
 """Sides of the thumbnails: twice as many pixels as on a page, for sharp screens."""
 MOST_IMAGES = 20_000
@@ -74,19 +76,32 @@ def feature_gallery(features: Features, images: ImageSet, seed: int) -> list[dic
     """Return sample images, each with its nearest ones and their cosine similarities."""
     vectors = centred(features.features)
     rows = {index: row for row, index in enumerate(features.ids.tolist())}
-    chosen = [rows[index] for index in sample_ids(images, seed, QUERIES) if index in rows]
+    drawn = [rows[index] for index in sample_ids(images, seed, TRIED * QUERIES) if index in rows]
     # One more than shown: the nearest of all is the image itself.
-    near = neighbours(vectors, NEAR + 1, queries=vectors[torch.tensor(chosen)])
-    pairs = zip(chosen, near.indices, near.similarities, strict=True)
-    return [_row(features, images, *pair) for pair in pairs]
+    near = neighbours(vectors, NEAR + 1, queries=vectors[torch.tensor(drawn)])
+    chosen = _varied(drawn, near.indices)[:QUERIES]
+    return [_row(features, images, drawn[n], near.indices[n], near.similarities[n]) for n in chosen]
+
+
+def _varied(drawn: list[int], near: Int64[np.ndarray, "n k"]) -> list[int]:
+    """Return places in `drawn`: first those that no row before them shows, then the others."""
+    shown: set[int] = set()
+    first, later = [], []
+    for place, row in enumerate(drawn):
+        if row in shown:
+            later.append(place)
+        else:
+            first.append(place)
+            shown |= set(near[place].tolist())
+    return first + later
 
 
 def _row(
     features: Features,
     images: ImageSet,
     row: int,
-    indices: Sequence[np.int64],
-    similarities: Sequence[np.float32],
+    indices: Int64[np.ndarray, " k"],
+    similarities: Float32[np.ndarray, " k"],
 ) -> dict[str, Any]:
     ids, index = features.ids.tolist(), int(features.ids[row])
     found = [(int(i), float(s)) for i, s in zip(indices, similarities, strict=True) if i != row]
@@ -110,8 +125,8 @@ def _image(images: ImageSet, index: int, pixels: int) -> dict[str, Any]:
 
 def _caption(number: int, images: ImageSet) -> str:
     return (
-        f"Images drawn at random, each with the nearest of {number:,} training images of"
-        f" {images.name}. The number is the cosine similarity of the features after subtracting"
+        "Images drawn at random and unlike each other, each with the nearest of"
+        f" {number:,} training images of {images.name}. The number is the cosine similarity of the features after subtracting"
         " their mean: 1 for the same image, about 0 for unrelated ones."
     )
 

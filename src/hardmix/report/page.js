@@ -187,6 +187,7 @@
         make("table", {}, make("caption", {}, make("strong", {}, metric.name), make("span", {}, about.textContent)),
           make("thead", {}, make("tr", {}, ...cells(head, "th"))),
           make("tbody", {}, ...body.map((row) => make("tr", {}, ...cells(row, "td")))))));
+      watchWidth.observe(numbers.firstChild);
     }
     details.addEventListener("toggle", table);
 
