@@ -20,7 +20,6 @@ from hardmix.analysis.accuracy_grids import grid_pictures
 from hardmix.analysis.analyze import analyze, compare, portray
 from hardmix.analysis.embedding import effective_rank, measure, singular_values
 from hardmix.analysis.figures.picture import svg
-from hardmix.analysis.gallery import sample_ids
 from hardmix.analysis.hardness import matching_probabilities, similarities
 from hardmix.analysis.over_training import MOST_POINTS, curve, false_negatives, thin
 from hardmix.analysis.toy_sphere import toy_sphere
@@ -28,6 +27,7 @@ from hardmix.analysis.tsne import tsne
 from hardmix.commands import main as cli
 from hardmix.data.datasets import open_images
 from hardmix.data.loading import open_loader
+from hardmix.data.sample_images import sample_ids
 from hardmix.errors import InputError
 from hardmix.evaluation.features import Features, load_encoder
 from hardmix.methods.all_methods import build_method

@@ -70,8 +70,10 @@ def test_it_loads_without_errors_requests_or_sideways_scrolling(chrome, page, wi
     assert chrome.requests() == [page.as_uri()]
     assert chrome.run("document.documentElement.scrollWidth") <= width
     wide = chrome.run(
-        "[...document.querySelectorAll('header *, main *')].filter(each =>"
-        f" !each.closest('.scroll, pre, svg') && each.getBoundingClientRect().right > {width} + 1).map(each => each.outerHTML)"
+        "[...document.querySelectorAll('header *, main *')]"
+        ".filter(each => !each.closest('.scroll, pre, svg'))"
+        f".filter(each => each.getBoundingClientRect().right > {width} + 1)"
+        ".map(each => each.outerHTML)"
     )
     assert wide == []
     dark = chrome.run("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"

@@ -125,9 +125,9 @@ def _image(images: ImageSet, index: int, pixels: int) -> dict[str, Any]:
 
 def _caption(number: int, images: ImageSet) -> str:
     return (
-        "Images drawn at random and unlike each other, each with the nearest of"
-        f" {number:,} training images of {images.name}. The number is the cosine similarity of the features after subtracting"
-        " their mean: 1 for the same image, about 0 for unrelated ones."
+        f"Images drawn at random and unlike each other, each with the nearest of {number:,}"
+        f" training images of {images.name}. The number is the cosine similarity of the features"
+        " after subtracting their mean: 1 for the same image, about 0 for unrelated ones."
     )
 
 
