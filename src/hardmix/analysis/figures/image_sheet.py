@@ -136,7 +136,7 @@ def _tile(
         axes.imshow(_pixels(image), extent=extent, interpolation="nearest")
     else:
         axes.text(left + 0.48, top + 0.5, "cannot\nbe read", ha="center", va="center", size=6)
-    frame = {"edgecolor": FRAME, "linewidth": 2.0} if framed else {"edgecolor": INK}
+    frame = {"edgecolor": FRAME, "linewidth": 2.2} if framed else {"edgecolor": INK}
     if framed or not image:
         axes.add_patch(Rectangle((left + 0.02, top + 0.02), 0.92, 0.92, fill=False, **frame))
     look: dict[str, Any] = {"size": 6, "ha": "left", "va": "top"}
