@@ -240,6 +240,8 @@ def test_the_newest_galleries_and_the_verdict_are_on_the_page_without_links_to_f
     write_figures(run, {"embedding-map.json": map_of(["cat"])})
     (run / "results" / "verdict.json").write_text(json.dumps(verdict_of()))
     with serving(run) as port:
+        assert 'id="verdict"' not in get(port)[1]  # it is of the encoder before the resume
+        (run / "status.json").write_text(json.dumps({"state": "done"}))
         before, page = get(port, "/version")[1], get(port)[1]
         assert page.index('id="live"') < page.index('id="verdict"') < page.index('id="neighbours"')
         assert "/photos/a.jpg" in page

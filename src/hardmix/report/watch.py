@@ -108,6 +108,8 @@ class LivePage:
         (record,) = read_runs([self._run.path])
         if record.is_empty:
             raise InputError(" ".join(record.missing))
+        if state_of(self._run) == "running":  # a resumed run's verdict is of its earlier encoder
+            record.results.pop("verdict", None)
         script = part("watch.js")
         live = (
             environment()
