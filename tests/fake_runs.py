@@ -138,6 +138,43 @@ def gallery_of(labels: list[str], queries: int = 2, caption: str = "How to read 
     return {"title": "Gallery", "caption": caption, "numbers": {"queries": found}}
 
 
+def neighbours_of(names: list[str], queries: int = 2, caption: str = "How to read it.") -> dict:
+    """As figures/neighbours.json: the images have files, and no labels."""
+
+    def image(number: int) -> dict:
+        name = f"/photos/{names[number % len(names)]}"
+        return {
+            "id": number,
+            "name": name,
+            "file": name,
+            "image": picture(9 * number, 128),
+            "label": None,
+        }
+
+    rows = [
+        image(number)
+        | {"near": [image(each) | {"similarity": 0.8 - each / 10} for each in range(4)]}
+        for number in range(queries)
+    ]
+    return {"title": "Neighbours", "caption": caption, "numbers": {"queries": rows}}
+
+
+def verdict_of(better: bool = False, **more: Any) -> dict:
+    """As results/verdict.json of a run that started from weights."""
+    scores = {"encoder": 0.625, "start": 0.75, "untrained": 0.25, "pixels": 0.3, "colours": 0.5}
+    return {
+        "text": "The encoder is worse than the weights it started from.",
+        "better": better,
+        "next": ["a lower learning rate of the trunk", "train longer"],
+        "measure": "knn",
+        "scores": {name: {"score": value, "error": 0.01} for name, value in scores.items()},
+        "images": 1000,
+        "k": 20,
+        "chance": 0.1,
+        **more,
+    }
+
+
 def map_of(labels: list[str], number: int = 60) -> dict:
     """As figures/embedding-map.json: a spiral, each third point with an image."""
     turns = [each / 5 for each in range(number)]
@@ -150,7 +187,12 @@ def map_of(labels: list[str], number: int = 60) -> dict:
             "label": [each % len(labels) for each in range(number)],
             "classes": labels,
             "thumbnails": [
-                {"point": each, "image": picture(each), "name": f"{each}.png"}
+                {
+                    "point": each,
+                    "image": picture(each),
+                    "name": f"{each}.png",
+                    "file": f"/photos/{each}.png",
+                }
                 for each in range(0, number, 3)
             ],
         },

@@ -16,11 +16,10 @@ from torch.nn.functional import normalize
 import ranks
 from hardmix import alignment, uniformity
 from hardmix.analysis import embedding
-from hardmix.analysis.accuracy_grids import grid_pictures
+from hardmix.analysis.accuracy_grids import embedding_space, grid_pictures
 from hardmix.analysis.analyze import analyze, compare, portray
 from hardmix.analysis.embedding import effective_rank, measure, singular_values
 from hardmix.analysis.figures.picture import svg
-from hardmix.analysis.gallery import sample_ids
 from hardmix.analysis.hardness import matching_probabilities, similarities
 from hardmix.analysis.over_training import MOST_POINTS, curve, false_negatives, thin
 from hardmix.analysis.toy_sphere import toy_sphere
@@ -28,6 +27,7 @@ from hardmix.analysis.tsne import tsne
 from hardmix.commands import main as cli
 from hardmix.data.datasets import open_images
 from hardmix.data.loading import open_loader
+from hardmix.data.sample_images import sample_ids
 from hardmix.errors import InputError
 from hardmix.evaluation.features import Features, load_encoder
 from hardmix.methods.all_methods import build_method
@@ -156,6 +156,11 @@ def test_an_oracles_false_negatives_are_those_a_count_finds(tmp_path):
     batch = next(iter(loader.epoch(1)))
     outcomes = compute_gradients(method, batch, TrainingPosition(6, 1))
     run.log({"step": 12, "epoch": 1, **method.describe(outcomes)})
+    assert false_negatives(read(run)) == (
+        [],
+        ["No Fig. 2c: the runs logged false negatives only once."],
+    )
+    run.log({"step": 18, "epoch": 1, **method.describe(outcomes)})
     (picture,), _ = false_negatives(read(run))
     lines = {line["kind"]: line["y"][0] for line in picture.numbers["lines"]}
 
@@ -343,6 +348,10 @@ def test_the_papers_linear_evaluation_goes_before_others(tmp_path):
     scores = {"linear": 0.7, "linear_cached": 0.6, "knn": 0.5}
     results = {name: {"top1": value} for name, value in scores.items()}
     runs = [made_up(tmp_path / m, tiny(m), **results) for m in ("moco-v2", "mochi")]
+    alone, missing = grid_pictures(read(*runs))
+    assert alone == []  # one point
+    assert missing == ["No Fig. 3a and 3b: they compare (N, s, s'), and only one was run."]
+    runs.append(made_up(tmp_path / "fewer", tiny(mix={"num_pairs": 4}), **results))
     (picture, _), _ = grid_pictures(read(*runs))
     assert picture.numbers["measure"] == "Linear evaluation top-1"
     assert picture.numbers["cells"][0]["accuracy"] == 0.7
@@ -393,8 +402,18 @@ def test_alignment_and_uniformity_are_those_of_the_test_features(analyzed):
     assert result["alignment"] == pytest.approx(alignment(features, images.labels), rel=1e-3)
     assert result["uniformity"] == pytest.approx(uniformity(features), rel=1e-3)
     assert (result["split"], result["images"]) == ("test", 48)
-    place = facts(analyzed.figures, "fig3c")["numbers"]["places"][0]
-    assert place["alignment"] == result["alignment"]
+
+
+def test_alignment_and_uniformity_are_drawn_for_two_runs_not_for_one(analyzed, tmp_path):
+    pictures, missing = embedding_space(read(analyzed))
+    assert pictures == []
+    assert "only one" in missing[0]
+    other = made_up(tmp_path, tiny("moco-v2"), embedding={"alignment": 0.5, "uniformity": -2.0})
+    (picture,), missing = embedding_space(read(analyzed, other))
+    assert missing == []
+    ours, theirs = picture.numbers["places"]
+    assert ours["alignment"] == facts(analyzed.results, "embedding")["alignment"]
+    assert (theirs["alignment"], theirs["uniformity"]) == (0.5, -2.0)
 
 
 def test_the_map_has_every_image_and_small_thumbnails(analyzed):
@@ -406,8 +425,9 @@ def test_the_map_has_every_image_and_small_thumbnails(analyzed):
     assert {each["point"] for each in numbers["thumbnails"]} == set(range(48))
     for each in numbers["thumbnails"][:5]:
         assert each["name"] == f"shapes[{each['point']}]"
-        assert decoded(each["image"]).shape[:2] == (28, 28)
-    assert (analyzed.figures / "embedding-map.json").stat().st_size < 400_000
+        assert each["file"] == ""
+        assert decoded(each["image"]).shape[:2] == (32, 32)  # never enlarged
+    assert (analyzed.figures / "embedding-map.json").stat().st_size < 900_000
 
 
 def test_a_map_is_the_same_for_the_same_seed():
@@ -630,7 +650,7 @@ def test_comparing_without_the_extra_says_so(trained, monkeypatch):
 
 def test_analyze_writes_every_figure_and_names_it(analyzed):
     names = {file.name for file in analyzed.figures.iterdir()}
-    drawn = ["embedding-map", "feature-spectrum", "fig2a", "fig2b", "fig2c", "fig3c"]
+    drawn = ["embedding-map", "feature-spectrum", "fig2a", "fig2b", "fig2c"]
     drawn.append("similarity-histograms")
     expected = {f"{name}.{kind}" for name in drawn for kind in ("svg", "png", "json")}
     assert names == expected | {"gallery.png", "gallery.json"}
@@ -650,7 +670,8 @@ def test_a_second_analysis_looks_at_no_image(analyzed, capfd, monkeypatch):
 
 
 def test_several_runs_are_compared_in_a_folder_of_their_own(analyzed, tmp_path, capfd):
-    other = made_up(tmp_path / "other", tiny("moco-v2"))
+    measured = {"alignment": 0.5, "uniformity": -2.0}
+    other = made_up(tmp_path / "other", tiny("moco-v2"), embedding=measured)
     out = tmp_path / "comparison"
     code, shown = command(capfd, "analyze", analyzed.path, other.path, "--out", out)
     assert code == 0

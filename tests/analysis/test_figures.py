@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgba
 from PIL import Image
 
 from hardmix.analysis.figures import fig2, fig3, maps
@@ -226,7 +227,7 @@ def test_singular_values_are_shown_as_parts_of_the_largest():
     assert list(picture.figure.axes[0].get_lines()[0].get_ydata())[:2] == [1.0, 0.5]
 
 
-def test_the_gallery_frames_false_negatives_alone():
+def test_the_gallery_frames_negatives_of_the_same_class_alone_in_grey():
     picture = gallery([QUERY])
     axes = picture.figure.axes[0]
     frames = [patch for patch in axes.patches if patch.get_linewidth() > 2]
@@ -234,7 +235,8 @@ def test_the_gallery_frames_false_negatives_alone():
     assert len(frames) == len(false)
     assert len(axes.images) == 1 + 2 + 2 * 2
     words = [text.get_text() for text in axes.texts]
-    assert "0.90 false" in words
+    assert "0.90 same class" in words
+    assert {patch.get_edgecolor() for patch in frames} == {to_rgba("#777777")}
     assert "0.80" in words
 
 

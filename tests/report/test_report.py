@@ -10,14 +10,18 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fake_runs import (
     config_of,
     gallery_of,
     map_of,
     metrics_of,
+    neighbours_of,
     picture,
     result_of,
+    verdict_of,
     write_figures,
     write_run,
 )
@@ -29,6 +33,7 @@ from hardmix.report.evaluation_tables import evaluations_of
 from hardmix.report.grouping import group_runs
 from hardmix.report.page import data_block, visible, write_report
 from hardmix.report.provenance import commands_of, differences
+from hardmix.report.strips import axis_of, axis_over
 from hardmix.report.svg import safe_svg
 from hardmix.report.training_curves import MOST_POINTS, curves_of_run, thinned
 from hardmix.runs.reading import read_runs, short_names
@@ -193,8 +198,8 @@ def test_detectors_are_listed_by_their_average_precision(tmp_path):
     run = write_run(tmp_path / "run", config, None, {"detection-voc-24k": detection})
     page = report(tmp_path, run)
     (row,) = page.rows("AP")
-    assert (row[2], row[4]) == ("55.1", "80.0")
-    assert "57.1" in row[6]  # Table 2, MoCHi (512, 1024, 512), 200 epochs
+    assert (row[2], row[3]) == ("55.1", "80.0")
+    assert "57.1" in row[5]  # Table 2, MoCHi (512, 1024, 512), 200 epochs
     assert "iterations 100 instead of 24000" in page.text
 
 
@@ -283,7 +288,7 @@ def test_the_paper_s_number_and_its_sentence_are_on_the_page(tmp_path):
     config = config_of("mochi", recipe="imagenet100", train__epochs=3)
     run = write_run(tmp_path / "run", config, None, {"linear": result_of(config, 0.2, **LINEAR)})
     page = report(tmp_path, run)
-    assert page.rows("Paper")[0][6] == "73.6 Table 1 of the appendix, not comparable"
+    assert page.rows("Paper")[0][5] == "73.6 Table 1 of the appendix, not comparable"
     assert "Not comparable: 3 epochs instead of 100." in page.text
     assert "Comparable with" not in page.text
 
@@ -300,9 +305,11 @@ def hostile_run(folder: Path, text: str) -> Path:
         "baselines": {text: {"top1": 0}},
     }
     results[name] = result_of(config, 0.4)
+    results["verdict"] = verdict_of(text=text, next=[text], mixing=text, measured={text: 0.5})
     run = write_run(folder / name, config, metrics_of(2), results)
     write_figures(run, {"gallery.json": gallery_of([text], caption=text)})
     write_figures(run, {"embedding-map.json": map_of([text])})
+    write_figures(run, {"neighbours.json": neighbours_of([text], caption=text)})
     facts = {"title": text, "caption": text, "numbers": {text: text}}
     drawing = "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 9 9'><text>x</text></svg>"
     write_figures(run, {"spectrum.svg": drawing, "spectrum.json": facts})
@@ -315,7 +322,7 @@ def test_nothing_from_a_run_becomes_markup(tmp_path):
     assert [tag for tag, _ in page.elements].count("script") == 3
     assert not [name for _, found in page.elements for name in found if name.startswith("on")]
     sources = [found["src"] for tag, found in page.elements if tag == "img"]
-    assert len(sources) == len(HOSTILE) * 2 * (1 + 4 + 3)
+    assert len(sources) == len(HOSTILE) * (2 * (1 + 4 + 3) + 2 * (1 + 4))
     assert all(source.startswith("data:image/webp;base64,") for source in sources)
     assert not set(page.source) & set("\u2028\u2029\u202e\x1b\x00")
     for text in HOSTILE:
@@ -639,9 +646,11 @@ def test_gallery_and_map_stand_without_javascript(tmp_path):
     page = report(tmp_path, run)
     images = [found for tag, found in page.elements if tag == "img"]
     assert images[0]["src"] == picture(0)
-    assert images[2]["alt"] == "dog, 0.890, false negative"
+    assert images[2]["alt"] == "dog, 0.890, same class"
     marks = re.findall(r"<em>(.*?)</em>", page.source)
-    assert marks == 2 * ["false", "false parent", "false parent"]
+    parents = ["one parent of the same class", "parent of the same class"]
+    assert marks == 2 * ["same class", *parents]
+    assert "false" not in " ".join(found.get("class") or "" for _, found in page.elements)
     dots = [found["d"] for tag, found in page.elements if tag == "path" and "h0" in found["d"]]
     assert sum(each.count("h0") for each in dots) == 60
 
@@ -655,3 +664,157 @@ def test_what_does_not_fit_on_the_page_is_named(tmp_path, monkeypatch):
     assert max(sizes) <= 5_000 < sum(sizes)
     text = report(tmp_path, *runs).text
     assert re.search(r"moco-v2-1: .*gallery\.json was omitted to keep the page small", text)
+
+
+def test_the_page_answers_in_the_reader_s_order(tmp_path):
+    config = config_of(train__epochs=4)
+    results = {"verdict": verdict_of(), "knn": result_of(config, 0.5)}
+    run = write_run(tmp_path / "run", config, metrics_of(4), results)
+    write_figures(run, {"gallery.json": gallery_of(["cat", "dog"])})
+    write_figures(run, {"embedding-map.json": map_of(["cat", "dog"])})
+    write_figures(run, {"neighbours.json": neighbours_of(["a.jpg"])})
+    page = report(tmp_path, run)
+    sections = [found["id"] for tag, found in page.elements if tag == "section"]
+    assert sections == [
+        *["verdict", "neighbours", "map", "results", "curves", "figures", "gallery"],
+        *["runs", "settings", "repeat", "missing"],
+    ]
+    links = [
+        found["href"][1:] for tag, found in page.elements if tag == "a" and "target" not in found
+    ]
+    assert links == ["main", *sections[1:]]
+
+
+def test_the_verdict_stands_first_with_its_advice_and_its_numbers(tmp_path):
+    mixing = "proxy accuracy 5 %: mixing is not expected to help yet"
+    results = {"verdict": verdict_of(mixing=mixing)}
+    page = report(tmp_path, write_run(tmp_path / "run", config_of(), metrics_of(2), results))
+    text = page.text.partition("1 run:")[0]  # the paragraph on what was run follows
+    assert "The encoder is worse than the weights it started from." in text
+    advice = [text.index(each) for each in ("a lower learning rate", "train longer", mixing)]
+    assert advice == sorted(advice)
+    shown = re.findall(r"<dt>(.*?)</dt><dd><span><i style=\"width:(.*?)%\"", page.source)
+    assert shown == [
+        ("this encoder", "62.5"),
+        ("the weights it started from", "75.0"),
+        ("untrained encoder", "25.0"),
+        ("raw pixels", "30.0"),
+        ("colour histogram", "50.0"),
+    ]
+    assert "Share of 1,000 images whose class most of their 20 nearest neighbours have." in text
+    assert "Guessing gives 10.0 %." in text
+    assert 'class="verdict not-better"' in page.source
+    assert "verdict.json" not in page.text.partition("What is missing")[2]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        ({}, "run: results/verdict.json has no sentence."),
+        ({"text": 7}, "run: results/verdict.json has no sentence."),
+        ({"text": "Good.", "next": 3, "better": "yes", "scores": [1], "measured": None}, "Good."),
+        ({"text": "Good.", "scores": {"encoder": "x", "start": {"score": None}}}, "Good."),
+        ({"text": "Good.", "measured": {"trained": 0.5, "other": 3.25}}, "other"),
+    ],
+)
+def test_a_strange_verdict_costs_no_page(tmp_path, verdict, said):
+    run = write_run(tmp_path / "run", config_of(), metrics_of(2), {"verdict": verdict})
+    assert said in report(tmp_path, run).text
+
+
+def test_a_run_without_a_verdict_has_no_place_for_one(tmp_path):
+    page = report(tmp_path, write_run(tmp_path / "run", config_of(), metrics_of(2)))
+    assert 'id="verdict"' not in page.source
+    assert "verdict.json" not in page.text
+
+
+def test_images_are_named_and_lead_to_their_files(tmp_path):
+    run = write_run(tmp_path / "run", config_of(), metrics_of(2))
+    write_figures(run, {"neighbours.json": neighbours_of(["a b#1.jpg", "c.jpg"])})
+    write_figures(run, {"embedding-map.json": map_of(["cat"])})
+    page = report(tmp_path, run)
+    links = [found["href"] for tag, found in page.elements if tag == "a" and "target" in found]
+    assert links[:3] == ["file:///photos/a%20b%231.jpg"] * 2 + ["file:///photos/c.jpg"]
+    assert all(link.startswith("file:///photos/") for link in links)
+    assert "<b>0.700</b><span>c.jpg</span>" in page.source
+    on_map = [found for tag, found in page.elements if tag == "image"]
+    assert 10 < len(on_map) <= 20  # of 20 thumbnails, those that do not overlap
+    assert {found["data-point"] for found in on_map} <= {str(each) for each in range(0, 60, 3)}
+    assert "<title>0.png</title>" in page.source
+    data = json.loads(page.scripts[1])[0]
+    assert data["names"]["3"] == "3.png"
+    assert data["links"]["3"] == "file:///photos/3.png"
+    assert len(on_map) + len(data["images"]) == 20  # none is in the page twice
+
+
+def test_thumbnails_on_the_map_do_not_overlap(tmp_path):
+    run = write_run(tmp_path / "run", config_of(), metrics_of(2))
+    write_figures(run, {"embedding-map.json": map_of(["cat"], number=600)})
+    page = report(tmp_path, run)
+    on_map = [found for tag, found in page.elements if tag == "image"]
+    places = [(int(found["x"]), int(found["y"])) for found in on_map]
+    for number, (x, y) in enumerate(places):
+        assert 0 <= x <= 940
+        assert 0 <= y <= 940
+        for x2, y2 in places[:number]:
+            assert abs(x - x2) >= 60 or abs(y - y2) >= 60
+
+
+def test_only_large_thumbnails_are_smoothed(tmp_path):
+    run = write_run(tmp_path / "run", config_of(), metrics_of(2))
+    write_figures(run, {"neighbours.json": neighbours_of(["a.jpg"])})  # 128 pixels
+    write_figures(run, {"gallery.json": gallery_of(["cat"])})  # 8 pixels
+    images = [found for tag, found in report(tmp_path, run).elements if tag == "img"]
+    small = ["small" in found["class"].split() for found in images]
+    assert small == [False] * 10 + [True] * 16
+
+
+def test_runs_of_a_table_have_their_place_on_an_axis(tmp_path):
+    runs = four_runs(tmp_path)
+    (evaluation,) = evaluations_of(group_runs(read_runs(runs)))
+    axis = axis_of(evaluation)
+    assert axis is not None
+    assert axis.ticks == [(0.0, "50"), (0.5, "55"), (1.0, "60")]
+    assert axis.places(evaluation.scores[1].values) == pytest.approx([0.5, 0.2, 0.8])  # 55, 52, 58
+    page = report(tmp_path, *runs)
+    assert re.findall(r'text-anchor="middle">(\d+)</text>', page.source) == ["50", "55", "60"]
+
+
+def test_a_single_run_has_no_strip(tmp_path):
+    config = config_of()
+    run = write_run(tmp_path / "run", config, None, {"knn": result_of(config, 0.5)})
+    (evaluation,) = evaluations_of(group_runs(read_runs([run])))
+    assert axis_of(evaluation) is None
+    assert 'class="strip"' not in report(tmp_path, run).source
+
+
+@given(st.lists(st.floats(0, 100), min_size=2, max_size=6))
+def test_every_run_is_on_the_axis(values):
+    axis = axis_over(values)
+    assert axis is not None
+    assert all(-1e-6 <= place <= 1 + 1e-6 for place in axis.places(values))
+    assert 2 <= len(axis.ticks) <= 5
+    assert axis.high - axis.low >= 0.2
+
+
+def test_what_has_one_point_is_not_drawn(tmp_path):
+    lines = [*metrics_of(2), {"step": 20, "epoch": 1, "knn": 0.5}]
+    once = [line for line in lines if "knn" not in line] + [lines[-1]]
+    run = write_run(tmp_path / "run", config_of(train__epochs=2), once)
+    keys = [each["key"] for each in json.loads(report(tmp_path, run).scripts[0])["metrics"]]
+    assert "knn" not in keys
+    assert keys[:2] == ["loss", "proxy_accuracy"]
+    (run / "metrics.jsonl").write_text(json.dumps(metrics_of(1)[0]) + "\n")
+    page = report(tmp_path, run)
+    assert 'id="curves"' not in page.source
+    assert "No Fig. 2b: the runs logged the proxy task only once." in page.text
+    assert "No Fig. 2c: the runs logged false negatives only once." in page.text
+    assert 'id="figures"' not in page.source
+
+
+def test_loss_knn_and_proxy_accuracy_come_first_and_the_rest_is_folded(tmp_path):
+    page = report(tmp_path, write_run(tmp_path / "run", config_of(), metrics_of(4)))
+    metrics = json.loads(page.scripts[0])["metrics"]
+    assert [each["key"] for each in metrics if each["main"]] == ["loss", "knn", "proxy_accuracy"]
+    assert all(each["main"] for each in metrics[:3])
+    assert len(metrics) > 6

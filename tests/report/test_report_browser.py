@@ -1,12 +1,23 @@
 """The report in a real browser: nothing is fetched, nothing fails, everything can be reached."""
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from chrome import Chrome, find_chrome
-from fake_runs import config_of, gallery_of, map_of, metrics_of, result_of, write_figures, write_run
+from fake_runs import (
+    config_of,
+    gallery_of,
+    map_of,
+    metrics_of,
+    neighbours_of,
+    result_of,
+    verdict_of,
+    write_figures,
+    write_run,
+)
 from hardmix.report.page import write_report
 
 PROGRAM = find_chrome()
@@ -29,10 +40,12 @@ def page(tmp_path_factory) -> Path:
                 name: result_of(config, 0.5 + offset / 10 + seed / 50 + extra)
                 for name, extra in (("knn", 0.0), ("linear-cached", 0.2))
             }
+            results["verdict"] = verdict_of(better=bool(seed), next=[HOSTILE, "x" * 200])
             metrics = metrics_of(6, offset=offset + seed / 10)
             run = write_run(folder / f"{method} <b>{seed}", config, metrics, results)
             write_figures(run, {"gallery.json": gallery_of(CLASSES, caption=HOSTILE)})
             write_figures(run, {"embedding-map.json": map_of(CLASSES)})
+            write_figures(run, {"neighbours.json": neighbours_of(["a.jpg", "b" * 80, HOSTILE])})
             runs.append(run)
     return write_report(runs, folder / "report.html")
 
@@ -57,8 +70,10 @@ def test_it_loads_without_errors_requests_or_sideways_scrolling(chrome, page, wi
     assert chrome.requests() == [page.as_uri()]
     assert chrome.run("document.documentElement.scrollWidth") <= width
     wide = chrome.run(
-        "[...document.querySelectorAll('main *')].filter(each => !each.closest('.scroll, pre, svg')"
-        f" && each.getBoundingClientRect().right > {width} + 1).map(each => each.outerHTML)"
+        "[...document.querySelectorAll('header *, main *')]"
+        ".filter(each => !each.closest('.scroll, pre, svg'))"
+        f".filter(each => each.getBoundingClientRect().right > {width} + 1)"
+        ".map(each => each.outerHTML)"
     )
     assert wide == []
     dark = chrome.run("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
@@ -110,6 +125,90 @@ def test_the_pictures_of_the_gallery_are_decoded(chrome, page):
     assert chrome.run("document.querySelectorAll('#gallery .negatives em').length") == 4 * 2
 
 
+def test_an_image_of_the_same_class_is_marked_in_words_and_in_grey(chrome, page):
+    chrome.show(page)
+    told = chrome.run(
+        "(each => [each.querySelector('em').textContent,"
+        " getComputedStyle(each.querySelector('img')).outlineColor])"
+        "(document.querySelector('.negatives .same'))"
+    )
+    assert told[0] == "same class"
+    red, green, blue = (int(each) for each in re.findall(r"\d+", told[1])[:3])
+    assert max(red, green, blue) - min(red, green, blue) < 40
+
+
+def test_thumbnails_have_at_least_the_pixels_at_which_they_are_shown(chrome, page):
+    chrome.show(page)
+    chrome.run("document.querySelectorAll('details').forEach(each => each.open = true)")
+    shown = chrome.run(
+        "Promise.all([...document.querySelectorAll('#neighbours img')].map(each => each.decode()"
+        ".then(() => [each.naturalWidth, each.clientWidth, each.clientHeight])))"
+    )
+    assert len(shown) == 4 * 2 * (1 + 4)
+    assert {(natural, *size) for natural, *size in shown} == {(128, 128, 128), (128, 96, 96)}
+    kinds = chrome.run(
+        "['#neighbours img', '#gallery img'].map(each =>"
+        " getComputedStyle(document.querySelector(each)).imageRendering)"
+    )
+    assert kinds == ["auto", "pixelated"]  # 8 pixels would be a blur
+
+
+def test_the_verdict_is_seen_without_scrolling_and_its_bars_are_true(chrome, page):
+    for width in (390, 1400):
+        chrome.show(page, width)
+        top = "document.querySelector('.verdict .sentence').getBoundingClientRect().bottom"
+        assert chrome.run(top) < 900
+        bars = chrome.run(
+            "[...document.querySelector('.measured').querySelectorAll('i')].map(each =>"
+            " each.getBoundingClientRect().width / each.parentNode.getBoundingClientRect().width)"
+        )
+        assert bars == pytest.approx([0.625, 0.75, 0.25, 0.3, 0.5], abs=0.01)
+
+
+def test_a_table_that_is_too_wide_says_so_and_others_do_not(chrome, page):
+    hints = (
+        "[...document.querySelectorAll('.scroll')].filter(each => each.checkVisibility())"
+        ".map(each =>"
+        " [each.scrollWidth > each.clientWidth + 1,"
+        " getComputedStyle(each.previousElementSibling).display !== 'none'"
+        " && each.previousElementSibling.className.includes('sideways')])"
+    )
+    for width in (390, 1400):
+        chrome.show(page, width)
+        chrome.run("new Promise(done => requestAnimationFrame(() => setTimeout(done, 50)))")
+        told = chrome.run(hints)
+        assert all(wide == said for wide, said in told), told
+        kinds = [wide for wide, _ in told]
+        assert any(kinds) if width == 390 else not all(kinds)
+
+
+def test_less_important_measures_are_folded(chrome, page):
+    chrome.show(page)
+    menu = "document.querySelector('.metrics')"
+    seen = chrome.run(f"[...{menu}.querySelectorAll(':scope > label')].map(e => e.textContent)")
+    assert seen == ["Loss", "k-NN accuracy", "Proxy accuracy"]
+    assert not chrome.run(f"{menu}.querySelector('details').open")
+    chrome.run(f"{menu}.querySelector('summary').click()")
+    chrome.run("document.querySelector('input[value=lr]').click()")
+    assert "Learning rate" in chrome.run("document.querySelector('.about').textContent")
+
+
+def test_text_can_be_read_against_its_background(chrome, page):
+    ratio = """(() => {
+      const light = (text) => { const [r, g, b] = text.match(/\\d+/g).map((v) => { v /= 255;
+        return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+      const paper = light(getComputedStyle(document.body).backgroundColor);
+      return ['.sentence', '.measured dt', '.query figcaption', '.query em', 'nav a', 'thead th',
+        '.verdict .quiet', '.sideways'].map((each) => {
+          const ink = light(getComputedStyle(document.querySelector(each)).color);
+          return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05); });
+    })()"""
+    for scheme in ("light", "dark"):
+        chrome.show(page, scheme=scheme)
+        assert min(chrome.run(ratio)) >= 4.5
+
+
 def test_a_name_in_the_legend_hides_and_shows_its_curve(chrome, page):
     chrome.show(page)
     count = "document.querySelectorAll('#chart .curve').length"
@@ -144,7 +243,7 @@ def test_hovering_shows_the_numbers_of_all_runs_at_that_epoch(chrome, page):
 def test_every_control_is_reached_by_keyboard_and_arrows_read_the_curves(chrome, page):
     chrome.show(page)
     reached = []
-    for _ in range(60):
+    for _ in range(120):
         chrome.press("Tab", 9)
         reached.append(
             chrome.run(
@@ -191,15 +290,26 @@ def test_maps_show_images_by_mouse_and_by_keyboard(chrome, page):
     chrome.press("ArrowRight", 39)
     assert not chrome.run(f"{card}.hidden")
     assert chrome.run(f"{card}.querySelector('img').decode().then(() => true)")
+    assert ".png" in chrome.run(f"{card}.textContent")
     chrome.press("Escape", 27)
     assert chrome.run(f"{card}.hidden")
+    box = chrome.run(
+        "(box => [box.left + box.width / 2, box.top + box.height / 2])"
+        "(document.querySelector('.plane image').getBoundingClientRect())"
+    )
+    chrome.move(*box)
+    name = chrome.run("document.querySelector('.plane title').textContent")
+    assert name in chrome.run(f"{card}.textContent")
+    link = chrome.run("document.querySelector('.plane a').href.baseVal")
+    assert link == f"file:///photos/{name}"
 
 
 def test_without_javascript_table_figures_and_gallery_are_there(chrome, page):
     chrome.show(page, script=False)
     chrome.call("Emulation.setScriptExecutionDisabled", value=False)  # only to ask
     heights = chrome.run(
-        "['.results', '#figures svg', '.gallery img', '.map svg', '#settings table']"
+        "['.verdict', '#neighbours img', '.results', '#figures svg', '.gallery img', '.map svg',"
+        " '.map image', '#settings table']"
         ".map(each => document.querySelector(each).getBoundingClientRect().height)"
     )
     assert min(heights) > 10

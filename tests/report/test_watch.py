@@ -16,11 +16,23 @@ from threading import Thread
 import pytest
 
 from chrome import Chrome, find_chrome
-from fake_runs import config_of, gallery_of, metrics_of, write_figures, write_run
+from fake_runs import (
+    config_of,
+    gallery_of,
+    map_of,
+    metrics_of,
+    neighbours_of,
+    verdict_of,
+    write_figures,
+    write_run,
+)
 from hardmix.commands import main as cli
 from hardmix.errors import InputError
+from hardmix.report import live_gallery
+from hardmix.report.live_gallery import LiveGallery
 from hardmix.report.live_status import live_status
 from hardmix.report.watch import LivePage, open_server
+from hardmix.runs.folder import Run
 from hardmix.runs.reading import read_run
 
 PROGRAM = find_chrome()
@@ -180,8 +192,13 @@ def test_the_browser_shows_new_lines_and_keeps_what_was_chosen(run, tmp_path):
     try:
         with serving(run) as port:
             for width in (390, 1400):
-                chrome.show_address(f"http://127.0.0.1:{port}/", width)
-                assert chrome.run("document.documentElement.scrollWidth") <= width
+                for scheme in ("dark", "light"):
+                    chrome.show_address(f"http://127.0.0.1:{port}/", width, scheme)
+                    assert chrome.run("document.documentElement.scrollWidth") <= width
+                    paper = chrome.run("getComputedStyle(document.body).backgroundColor")
+                    assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
+                    progress = "document.getElementById('live').getBoundingClientRect().bottom"
+                    assert chrome.run(progress) < 900
             chrome.run("document.querySelector('input[value=proxy_accuracy]').click()")
             chrome.run("document.querySelector('#curve-table').open = true")
             chrome.run("scrollTo({top: 300, behavior: 'instant'})")
@@ -216,3 +233,57 @@ def test_the_page_is_drawn_again_only_when_something_has_changed(run, monkeypatc
     os.utime(run / "metrics.jsonl", ns=(1, 1))
     page.content()
     assert len(drawn) == 2
+
+
+def test_the_newest_galleries_and_the_verdict_are_on_the_page_without_links_to_files(run):
+    write_figures(run, {"neighbours.json": neighbours_of(["a.jpg"])})
+    write_figures(run, {"embedding-map.json": map_of(["cat"])})
+    (run / "results" / "verdict.json").write_text(json.dumps(verdict_of()))
+    with serving(run) as port:
+        assert 'id="verdict"' not in get(port)[1]  # it is of the encoder before the resume
+        (run / "status.json").write_text(json.dumps({"state": "done"}))
+        before, page = get(port, "/version")[1], get(port)[1]
+        assert page.index('id="live"') < page.index('id="verdict"') < page.index('id="neighbours"')
+        assert "/photos/a.jpg" in page
+        assert "file:" not in page  # a browser opens no file from a server's page
+        write_figures(run, {"neighbours.json": neighbours_of(["b.jpg"])})
+        assert get(port, "/version")[1] != before
+        assert "/photos/b.jpg" in get(port)[1]
+
+
+def test_a_gallery_is_drawn_once_for_every_checkpoint(run, monkeypatch):
+    program = "import sys; open(sys.argv[1] + '/drawn', 'a').write('x')"
+    monkeypatch.setattr(live_gallery, "PROGRAM", program)
+    monkeypatch.setattr(live_gallery, "EVERY", 0.0)
+    gallery, drawn = LiveGallery(Run(run)), run / "drawn"
+
+    def follow() -> str:
+        for _ in range(3):
+            gallery.follow()
+            if gallery._process is not None:
+                gallery._process.wait()
+        return drawn.read_text() if drawn.exists() else ""
+
+    assert follow() == ""  # no checkpoint yet
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "step-1.json").write_text("{}")
+    assert follow() == "x"
+    assert follow() == "x"
+    (run / "checkpoints" / "step-2.json").write_text("{}")
+    assert follow() == "xx"
+
+
+def test_closing_the_server_ends_the_drawing(run, monkeypatch):
+    monkeypatch.setattr(live_gallery, "PROGRAM", "import time; time.sleep(600)")
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "step-1.json").write_text("{}")
+    server = open_server(run, 0)
+    server.gallery = LiveGallery(Run(run))
+    server.service_actions()
+    process = server.gallery._process
+    assert process is not None
+    assert process.poll() is None
+    server.service_actions()  # one at a time
+    assert server.gallery._process is process
+    server.server_close()
+    assert process.poll() is not None

@@ -375,7 +375,9 @@ def test_the_demo_in_a_reduced_form(tmp_path, capfd):
     assert all(0 < score["knn"] <= 1 for score in scores.values())
     page = (tmp_path / "demo" / "report.html").read_text()
     assert all(f">{100 * scores[name]['knn']:.1f}<" in page for name in scores)
-    assert "data:image/webp" in page  # the gallery
+    places = [page.index(f'id="{each}"') for each in ("neighbours", "map", "results", "gallery")]
+    assert places == sorted(places)
+    assert page.count('class="plane"') == 2  # a map of each run
     assert str(tmp_path / "demo" / "report.html") in shown
 
 

@@ -54,13 +54,18 @@ def grid_pictures(records: Sequence[RunRecord]) -> Found:
     cells = _cells([each for each in scored if _mixes(each.config)])
     baselines = _cells([each for each in scored if not _mixes(each.config)], plain=True)
     baseline = baselines[0] if baselines else None
-    pictures = [fig3a(cells, baseline, measure)]
     missing = _left_out(records, scored)
+    if len(cells) < 2:
+        return [], [*missing, "No Fig. 3a and 3b: they compare (N, s, s'), and only one was run."]
+    pictures = [fig3a(cells, baseline, measure)]
     if baseline is None:
         missing.append("No Fig. 3b: no MoCo-v2 run with the MoCHi runs' settings has a result.")
         return pictures, missing
     size, _ = Counter(cell.num_hardest for cell in cells).most_common(1)[0]
     some = [cell for cell in cells if cell.num_hardest == size]
+    if len(some) < 2:
+        missing.append(f"No Fig. 3b: with N = {size}, only one (s, s') was run.")
+        return pictures, missing
     return [*pictures, fig3b(some, baseline, measure)], missing
 
 
@@ -78,6 +83,8 @@ def embedding_space(records: Sequence[RunRecord]) -> Found:
         f"Fig. 3c omits {', '.join(without)}: hardmix analyze RUN measures alignment and"
         " uniformity if there are labels."
     ]
+    if len(places) == 1:
+        return [], ["No Fig. 3c: it compares runs, and only one has alignment and uniformity."]
     return [fig3c(places)] if places else [], missing if without else []
 
 

@@ -15,8 +15,10 @@ from hardmix.analysis.figures.picture import Found, load
 from hardmix.analysis.tsne import FEWEST, MOST, tsne
 from hardmix.data.datasets import has_test, open_images
 from hardmix.data.image_set import ImageSet
+from hardmix.data.sample_images import file_of
 from hardmix.data.thumbnails import thumbnail_of
 from hardmix.errors import InputError
+from hardmix.evaluation.feature_files import features_of
 from hardmix.evaluation.features import Features, extract, load_encoder
 from hardmix.mixing.embedding_space import CHUNK, alignment, uniformity
 from hardmix.runs.folder import Run, versions
@@ -26,11 +28,11 @@ from hardmix.settings.config import DataConfig
 
 MOST_IMAGES = 50_000
 """Most images whose features are measured: all of ImageNet's validation set."""
-MOST_THUMBNAILS = 300
-THUMBNAIL = 28
-"""Pixels of a thumbnail's side."""
-THUMBNAIL_BYTES = 220_000
-"""Most bytes of a map's thumbnails, so that its JSON stays below 400 kB."""
+MOST_THUMBNAILS = 240
+THUMBNAIL = 96
+"""Pixels of a thumbnail's side: twice as many as on a page, for sharp screens."""
+THUMBNAIL_BYTES = 700_000
+"""Most bytes of a map's thumbnails, so that its JSON stays below 900 kB."""
 NARROW = 0.02
 """Fraction of the directions below which the effective rank is reported as a collapse."""
 
@@ -76,9 +78,12 @@ def measure_run(run: Run, data: DataConfig | None = None) -> MeasuredRun:
     data = data or config.data
     encoder = load_encoder(run.path)
     split, images = _evaluation_images(data, config.train.seed)
-    compute = choose_compute(config.train.device, "fp32")
-    encoder.to(compute.device).to(memory_format=torch.channels_last)
-    features = extract(encoder, images, data, compute=compute, title="evaluation features")
+    if split == "training" and len(images) < MOST_IMAGES and data.num_images is None:
+        features, images = features_of(run.path, data, encoder)  # once, for neighbours as well
+    else:
+        compute = choose_compute(config.train.device, "fp32")
+        encoder.to(compute.device).to(memory_format=torch.channels_last)
+        features = extract(encoder, images, data, compute=compute, title="evaluation features")
     measured, unmeasured = measure(features)
     missing = [f"{run.path}: {sentence}" for sentence in unmeasured]
     kept = {k: v for k, v in measured.items() if k not in ("warning", "singular_values")}
@@ -147,8 +152,9 @@ def map_points(features: Features, images: ImageSet, seed: int) -> MapPoints:
     for point in torch.randperm(len(chosen), generator=generator)[:MOST_THUMBNAILS].tolist():
         index = int(features.ids[chosen[point]])
         image = thumbnail_of(images, index, THUMBNAIL)
-        entry = {"point": point, "image": image, "name": images.name_of(index)}
-        size += len(image) + len(entry["name"]) + 40
+        name, file = images.name_of(index), file_of(images, index)
+        entry = {"point": point, "image": image, "name": name, "file": file}
+        size += len(image) + len(name) + len(file) + 50
         if size > THUMBNAIL_BYTES:
             break
         shown.append(entry)

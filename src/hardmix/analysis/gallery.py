@@ -15,25 +15,25 @@ from hardmix.analysis.figures.picture import Found, load
 from hardmix.data.augment import channel_statistics, evaluation_crop
 from hardmix.data.changed_data import fingerprint
 from hardmix.data.datasets import open_images
-from hardmix.data.image_files import UnreadableImage
 from hardmix.data.image_ops import normalise
 from hardmix.data.image_set import ImageSet
+from hardmix.data.sample_images import class_of, sample_ids
 from hardmix.data.thumbnails import thumbnail_of
 from hardmix.errors import InputError
 from hardmix.methods.all_methods import build_method
 from hardmix.methods.base import Materials, Method
 from hardmix.mixing.plans import KEY, NO_POINT, MixPlan
 from hardmix.mixing.queue import MemoryQueue
+from hardmix.runs.checkpoints import load_newest
 from hardmix.runs.folder import Run, versions
 from hardmix.runtime.device import choose_compute
-from hardmix.runtime.random_numbers import permutation, seed_of
+from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.config import PretrainConfig
 
-QUERIES = 8
 HARDEST = 8
 POINTS = 4
-THUMBNAIL = 56
-"""Pixels of a thumbnail's side."""
+QUERY_PIXELS, THUMBNAIL = 192, 128
+"""Sides of the thumbnails: twice as many pixels as on a page, for sharp screens."""
 
 
 class Scene(NamedTuple):
@@ -56,7 +56,7 @@ def look_at_queue(run: Run) -> Found:
     config = run.config()
     if not config.uses("train.queue_size"):
         raise InputError(f"a run of the method {config.method} has no queue.")
-    found = run.load_checkpoint()
+    found = load_newest(run.checkpoints, set_aside=False)  # it may still be training
     if found is None:
         raise InputError("it has no checkpoint, which contains the queue.")
     tensors, manifest, _ = found
@@ -92,30 +92,6 @@ def restore(config: PretrainConfig, tensors: dict[str, Tensor]) -> Method:
     return method.eval()
 
 
-def sample_ids(images: ImageSet, seed: int) -> list[int]:
-    """Return readable images chosen by the seed; one of each class before a second of any."""
-    order: list[int] = permutation(seed_of("gallery", seed), 0, len(images)).tolist()
-    if images.labels is not None:
-        labels, seen = images.labels.tolist(), dict[int, int]()
-        rounds = {}
-        for index in order:
-            rounds[index] = seen.get(labels[index], 0)
-            seen[labels[index]] = rounds[index] + 1
-        order.sort(key=rounds.__getitem__)  # stable: within a round the order stays
-    chosen: list[int] = []
-    for index in order[: 10 * QUERIES]:
-        try:
-            images.image(index)
-        except UnreadableImage:
-            continue
-        chosen.append(index)
-        if len(chosen) == QUERIES:
-            break
-    if not chosen:
-        raise InputError("none of its sample images can be read.")
-    return chosen
-
-
 @torch.no_grad()
 def look(method: Method, memory: MemoryQueue, images: ImageSet, ids: list[int]) -> Scene:
     """Embed the sample images, compare them with the queue, and plan points as in training."""
@@ -146,8 +122,8 @@ def _query(scene: Scene, row: int) -> Query:
     return Query(
         index,
         scene.images.name_of(index),
-        thumbnail_of(scene.images, index, THUMBNAIL),
-        _class_of(scene.images, index),
+        thumbnail_of(scene.images, index, QUERY_PIXELS),
+        class_of(scene.images, index),
         [_neighbour(scene, row, slot) for slot in ranked.indices.tolist()],
         points,
     )
@@ -175,13 +151,7 @@ def _neighbour(scene: Scene, row: int, slot: int) -> Neighbour:
     return Neighbour(
         index,
         thumbnail_of(scene.images, index, THUMBNAIL),
-        _class_of(scene.images, index),
+        class_of(scene.images, index),
         round(float(scene.similarity[row, slot]), 4),
         None if label < 0 or asked < 0 else label == asked,
     )
-
-
-def _class_of(images: ImageSet, index: int) -> str | None:
-    if images.labels is None or not images.classes or images.labels[index] < 0:
-        return None
-    return images.classes[int(images.labels[index])]

@@ -51,6 +51,8 @@ def proxy_task(records: Sequence[RunRecord]) -> Found:
             lines.append(Curve(record.label, REAL_ONLY, record.hue, real_epochs, real))
     if not lines:
         return [], ["No Fig. 2b: no run logged the proxy task."]
+    if not any(len(line.x) > 1 for line in lines):
+        return [], ["No Fig. 2b: the runs logged the proxy task only once."]
     return [fig2b(lines, _temperatures(records))], []
 
 
@@ -64,6 +66,8 @@ def false_negatives(records: Sequence[RunRecord]) -> Found:
                 lines.append(Curve(record.label, kind, record.hue, epochs, shares))
     if not lines:
         return [], ["No Fig. 2c: no run logged false negatives, which need labels."]
+    if not any(len(line.x) > 1 for line in lines):
+        return [], ["No Fig. 2c: the runs logged false negatives only once."]
     oracle = any(record.settings.get("oracle") is True for record in records)
     note = " Oracle runs discard them in training; here they are counted." if oracle else ""
     return [fig2c(lines, note)], []

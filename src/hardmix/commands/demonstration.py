@@ -14,7 +14,6 @@ from torch import nn
 
 from hardmix.analysis.analyze import sketch
 from hardmix.analysis.figures.picture import check_installed, save
-from hardmix.analysis.gallery import look_at_queue
 from hardmix.data.datasets import open_images
 from hardmix.errors import InputError
 from hardmix.evaluation.accuracy import Accuracy
@@ -68,7 +67,7 @@ def show(out: Path | None, data: DataConfig, *, epochs: int | None = None, seed:
         write_results(run, found[method], found, subject)
         draw(run)
     tell(scores, configs["mochi"], runs, file, time.monotonic() - started)
-    page = write_report([run.path for run in runs.values()], out / "report.html")
+    page = write_report([run.path for run in runs.values()], out / "report.html", look=True)
     say(f"Open the report in a browser: {page.absolute().as_uri()}")
     return file
 
@@ -111,14 +110,13 @@ def write_results(
 
 
 def draw(run: Run) -> None:
-    """Draw the figures that take seconds: similarities over training, and the gallery."""
+    """Draw the similarities over training; the report makes neighbours, map and gallery."""
     try:
         check_installed()
-        pictures = [*sketch(read_run(run.path))[0], *look_at_queue(run)[0]]
     except InputError as error:
         say(f"No figures were drawn for {run.path}: {error}")
         return
-    for picture in pictures:
+    for picture in sketch(read_run(run.path))[0]:
         save(picture, run.figures)
 
 

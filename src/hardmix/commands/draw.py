@@ -70,7 +70,8 @@ def toy(arguments: list[str]) -> None:
 class Report:
     """Write a self-contained HTML report of runs: hardmix report RUN [RUN ...] --out FILE.
 
-    It shows existing results only: run `hardmix knn`, `linear` and `analyze` first.
+    It shows the results that exist: run `hardmix knn` and `linear` first. Similar images, map and
+    gallery are made if they are missing, which needs the runs' encoders and images.
     """
 
     runs: Annotated[
@@ -79,6 +80,9 @@ class Report:
     out: Annotated[Path, Help(help="HTML file to write; overwritten if it exists.")] = Path(
         "report.html"
     )
+    look: Annotated[
+        bool, Help(help="Make similar images, map and gallery of up to 4 runs if missing.")
+    ] = True
 
 
 def report(arguments: list[str]) -> None:
@@ -88,4 +92,4 @@ def report(arguments: list[str]) -> None:
         raise InputError("name at least one run: hardmix report RUN [RUN ...] --out report.html.")
     from hardmix.report.page import write_report
 
-    write_report(options.runs, options.out)
+    write_report(options.runs, options.out, look=options.look)

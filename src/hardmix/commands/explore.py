@@ -66,12 +66,13 @@ def explore(arguments: list[str]) -> None:
 class Watch:
     """Serve the report of a run that is still training: hardmix watch RUN.
 
-    The page is available on this machine only and follows the run's files. Ctrl-C stops the
-    server; the run continues.
+    The page is available on this machine only and follows the run's files. After each checkpoint,
+    its galleries are drawn at low priority. Ctrl-C stops the server; the run continues.
     """
 
     run: RunFolder
     port: Annotated[int, Help(help="Port of the server; 0: any free port.")] = 8717
+    look: Annotated[bool, Help(help="Draw similar images and hardest negatives.")] = True
 
 
 def watch(arguments: list[str]) -> None:
@@ -79,4 +80,4 @@ def watch(arguments: list[str]) -> None:
     options = parse(Watch, "watch", arguments)
     from hardmix.report.watch import watch_run
 
-    watch_run(options.run, options.port)
+    watch_run(options.run, options.port, look=options.look)

@@ -102,12 +102,17 @@ def _mark(encoder: TrainedEncoder, images: ImageSet, data: DataConfig) -> str:
             digest.update(b"%d " % os.stat(file).st_mtime_ns)
         except OSError:
             digest.update(b"- ")
-    for name, tensor in encoder.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    add_weights(digest, encoder)
     rest = encoder.backbone, encoder.image_size, data.image_size, images.max_pixels
     digest.update(repr((*rest, versions()["hardmix"])).encode())
     return digest.hexdigest()
+
+
+def add_weights(digest: "hashlib._Hash", encoder: TrainedEncoder) -> None:
+    """Add the encoder's weights to a hash."""
+    for name, tensor in encoder.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
 
 
 def _read_kept(file: Path, mark: str) -> Features | None:

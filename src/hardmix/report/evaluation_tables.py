@@ -16,8 +16,8 @@ from hardmix.report.grouping import SeedGroup, baseline_key, group_key
 from hardmix.runs.reading import RunRecord, number
 from hardmix.settings.titles import EVALUATION_TITLES, evaluation_kind, evaluation_title
 
-NO_EVALUATIONS = ("pretrain", "embedding", "queue")
-"""Result files without an accuracy: the cost of training, and the shape of the features."""
+NO_EVALUATIONS = ("pretrain", "embedding", "queue", "verdict")
+"""Result files without an accuracy: the cost of training, the features' shape, the verdict."""
 PAPER_AP = {
     "VOC07 11-point": ("voc_detection", "AP"),
     "COCO box": ("coco_detection", "APbb"),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from hardmix.data.image_files import printable
 from hardmix.explore.exploring import Exploration
+from hardmix.report.overview import folder_name
 
 DOUBTFUL = 0.5
 """Below this fraction of labels that agree with their neighbours, the encoder is to blame."""
@@ -18,8 +19,7 @@ def title_of(found: Exploration) -> str:
     if files is None:
         return f"{len(found):,} images of {found.images.name}"
     folder = Path(os.path.commonpath([os.path.dirname(file) for file in files])).absolute()
-    words = folder.parts[-2:] if folder.name in ("train", "images", "photos") else folder.parts[-1:]
-    return f"{len(found):,} images of {printable('/'.join(words))}"
+    return f"{len(found):,} images of {printable(folder_name(str(folder)))}"
 
 
 def paragraph_of(found: Exploration) -> str:

@@ -12,7 +12,7 @@ def incomplete(run: RunRecord) -> list[str]:
 
 
 def _unevaluated(run: RunRecord) -> list[str]:
-    if run.results.keys() - set(NO_EVALUATIONS):
+    if run.results.keys() - set(NO_EVALUATIONS) or "verdict" in run.results:
         return []
     return [f"{run.name}: no evaluation yet; try hardmix knn and hardmix linear."]
 

@@ -77,7 +77,14 @@ def data_of(run: RunRecord) -> str:
     name, root = run.settings.get("data.name"), run.settings.get("data.root")
     if isinstance(name, str) and name not in ("folder", "list", "shards"):
         return name
-    return Path(root).name or root if isinstance(root, str) else ""
+    return folder_name(root) if isinstance(root, str) else ""
+
+
+def folder_name(root: str) -> str:
+    """Return a folder's name, with the one above it if the name alone says nothing."""
+    parts = Path(root).parts
+    words = parts[-2:] if Path(root).name in ("train", "images", "photos") else parts[-1:]
+    return "/".join(words).replace("//", "/") or root
 
 
 def images_of(run: RunRecord) -> str:

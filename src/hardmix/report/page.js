@@ -55,12 +55,14 @@
     const chosen = new Map();
 
     const menu = make("fieldset", { class: "metrics" }, make("legend", { class: "hidden" }, "What is drawn"));
+    const rest = make("div"), more = make("details", {}, make("summary", {}, "More measures"), rest);
     metrics.forEach((each, index) => {
       const input = make("input", { type: "radio", name: "metric", value: each.key });
       input.checked = index === 0;
       input.addEventListener("change", () => { metric = each; cursor = null; update(); });
-      menu.append(make("label", {}, input, make("span", {}, each.name)));
+      (each.main ? menu : rest).append(make("label", {}, input, make("span", {}, each.name)));
     });
+    if (rest.childElementCount) menu.append(more);
     const about = make("p", { class: "about" });
     const plot = make("div", { class: "plot", tabindex: "0", role: "slider", "aria-label": "Epoch" });
     const output = make("output", { "aria-live": "off" });
@@ -185,6 +187,7 @@
         make("table", {}, make("caption", {}, make("strong", {}, metric.name), make("span", {}, about.textContent)),
           make("thead", {}, make("tr", {}, ...cells(head, "th"))),
           make("tbody", {}, ...body.map((row) => make("tr", {}, ...cells(row, "td")))))));
+      watchWidth.observe(numbers.firstChild);
     }
     details.addEventListener("toggle", table);
 
@@ -218,11 +221,13 @@
     update();
   }
 
-  function map(figure, { x, y, label, classes, images }) {
+  function map(figure, { x, y, label, classes, images, names, links }) {
     const plane = figure.querySelector(".plane");
     const here = make("span", { class: "here", hidden: "" }), card = make("div", { class: "card", hidden: "", "aria-live": "polite" });
+    const drawn = new Map([...plane.querySelectorAll("image")].map((each) => [Number(each.dataset.point), each.getAttribute("href")]));
+    const source = (index) => drawn.get(index) ?? images[index];
     plane.append(here, card);
-    const pictured = x.map((_, index) => index).filter((index) => images[index]).sort((a, b) => x[a] - x[b] || a - b);
+    const pictured = x.map((_, index) => index).filter(source).sort((a, b) => x[a] - x[b] || a - b);
     let at = -1;
     function show(index) {
       here.hidden = card.hidden = index === null;
@@ -234,16 +239,22 @@
       card.style.right = left > 50 ? `calc(${100 - left}% + 14px)` : "";
       card.style.top = top > 60 ? "" : `${top}%`;
       card.style.bottom = top > 60 ? `${100 - top}%` : "";
-      const name = classes[label[index]] ?? "no label";
-      card.replaceChildren(...(images[index] ? [make("img", { src: images[index], alt: "" })] : []), name);
+      const kind = classes[label[index]], name = (names[index] ?? "").split("/").pop();
+      card.replaceChildren(...(kind ? [make("b", {}, kind)] : []), name || (kind ? "" : "no label"));
+      if (source(index)) {
+        const image = make("img", { alt: "", src: source(index) });
+        image.decode().then(() => image.classList.toggle("small", image.naturalWidth < 96), () => {});
+        card.prepend(image);
+      }
     }
     plane.addEventListener("pointermove", (event) => {
       const box = plane.getBoundingClientRect();
       const px = ((event.clientX - box.left) / box.width) * 1000, py = ((event.clientY - box.top) / box.height) * 1000;
-      let best = null, least = 40 ** 2;
-      for (let n = 0; n < x.length; n++) {
+      const over = event.target.closest?.("g")?.querySelector("image");
+      let best = over ? Number(over.dataset.point) : null, least = 40 ** 2;
+      for (let n = 0; !over && n < x.length; n++) {
         // An image to look at is worth a little way.
-        const far = ((x[n] - px) ** 2 + (y[n] - py) ** 2) * (images[n] ? 0.3 : 1);
+        const far = ((x[n] - px) ** 2 + (y[n] - py) ** 2) * (source(n) ? 0.3 : 1);
         if (far < least) { least = far; best = n; }
       }
       show(best);
@@ -253,12 +264,25 @@
     plane.addEventListener("keydown", (event) => {
       const moves = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 };
       if (event.key === "Escape") { show(null); return; }
+      if (event.key === "Enter" && !card.hidden && links[pictured[at]]) make("a", { href: links[pictured[at]], target: "_blank", rel: "noopener" }).click();
       if (!(event.key in moves) || !pictured.length) return;
       event.preventDefault();
       at = Math.max(0, Math.min(pictured.length - 1, at + moves[event.key]));
       show(pictured[at]);
     });
   }
+
+  // A wide table says in words that it can be moved, too: a phone hides its scroll bars.
+  const hints = new Map();
+  function hint(box) {
+    if (!hints.has(box)) {
+      hints.set(box, make("p", { class: "sideways", "aria-hidden": "true" }, "Scroll sideways for more columns \u2192"));
+      box.before(hints.get(box));
+    }
+    hints.get(box).classList.toggle("needed", box.scrollWidth > box.clientWidth + 1);
+  }
+  const watchWidth = new ResizeObserver((entries) => entries.forEach((each) => hint(each.target)));
+  for (const box of document.querySelectorAll(".scroll")) watchWidth.observe(box);
 
   const curves = read("curve-data");
   if (curves.metrics.length) chart(document.getElementById("chart"), curves);

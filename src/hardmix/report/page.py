@@ -22,16 +22,21 @@ from markupsafe import Markup
 from hardmix.errors import InputError
 from hardmix.report import (
     evaluation_tables,
+    feature_maps,
     galleries,
     grouping,
     overview,
     provenance,
     run_figures,
+    similar_images,
     training_curves,
+    verdicts,
 )
 from hardmix.report.incomplete import incomplete
+from hardmix.report.looking import look_at_runs
+from hardmix.report.strips import axis_of
 from hardmix.runs.folder import versions
-from hardmix.runs.reading import RunRecord, read_runs
+from hardmix.runs.reading import RunRecord, read_runs, with_new_results
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say
 
@@ -42,17 +47,23 @@ COLOURS = 8
 """Colours in page.css; further groups reuse them with another dash."""
 
 
-def write_report(paths: Sequence[Path], out: Path) -> Path:
-    """Read the runs and write their report."""
+def write_report(paths: Sequence[Path], out: Path, *, look: bool = False) -> Path:
+    """Read the runs and write their report.
+
+    With `look`, what the page shows first is made for runs that lack it: neighbours and map of the
+    features, and the gallery of hardest negatives. That needs their encoders and images.
+    """
     check_out(out)  # fail before the work, not after
-    return write_page(read_runs(paths), out)
+    records = read_runs(paths)
+    said = look_at_runs(records) if look else []
+    return write_page([with_new_results(each) for each in records] if look else records, out, said)
 
 
-def write_page(runs: Sequence[RunRecord], out: Path) -> Path:
-    """Write the page; what could not be shown is listed on it, and counted here."""
+def write_page(runs: Sequence[RunRecord], out: Path, said: Sequence[str] = ()) -> Path:
+    """Write the page; what could not be shown is listed on it, after `said`, and counted here."""
     check_out(out)
     readable = [run for run in runs if not run.is_empty]
-    missing = [sentence for run in runs for sentence in run.missing]
+    missing = [*said, *(sentence for run in runs for sentence in run.missing)]
     missing += [sentence for run in readable for sentence in incomplete(run)]
     if not readable:
         raise InputError("nothing to report. " + " ".join(missing or ["Name a run."]))
@@ -116,6 +127,8 @@ def render(
         "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "page_versions": versions(),
         "evaluations": evaluation_tables.evaluations_of(groups),
+        "verdicts": verdicts.verdicts(groups, missing),
+        "links": live is None,  # a page from a server may not open files
         **curve_context(groups),
         **picture_context(groups, missing, draw=live is None),
     }
@@ -148,12 +161,13 @@ def picture_context(
     """Return figures (those that compare runs only if they are to be drawn), gallery and maps."""
     runs = [run for group in groups for run in group.runs]
     compared, names = run_figures.comparison(runs, missing) if draw else ([], set())
-    maps = galleries.feature_maps(groups, missing)
+    maps = feature_maps.feature_maps(groups, missing)
     return {
+        "neighbours": similar_images.feature_galleries(groups, missing),
         "figures": compared + run_figures.of_each_run(groups, {*names, "embedding-map"}, missing),
         "galleries": galleries.galleries(groups, missing),
         "maps": maps,
-        "map_data": [each.data for each in maps],
+        "map_data": [each.data | ({} if draw else {"links": {}}) for each in maps],
     }
 
 
@@ -173,7 +187,7 @@ def environment() -> Environment:
         "colour": colour,
         "points": points,
         "shown": provenance.shown,
-        "strip": strip,
+        "axis": axis_of,
         "duration": overview.duration,
     }
     return made
@@ -219,15 +233,6 @@ def colour(group: int) -> str:
 def points(value: float) -> str:
     """Return a difference with its sign."""
     return f"{value:+.1f}".replace("-", "\N{MINUS SIGN}")
-
-
-def strip(
-    evaluation: evaluation_tables.EvaluationTable, score: evaluation_tables.Score
-) -> list[float]:
-    """Return the positions of a score's values, from 0 to 1, on its evaluation's scale."""
-    values = [value for each in evaluation.scores for value in each.values]
-    low, high = min(values), max(values)
-    return [(value - low) / (high - low) if high > low else 0.5 for value in score.values]
 
 
 def content_policy(*scripts: str, images: str = "data:", connect: str = "'none'") -> str:

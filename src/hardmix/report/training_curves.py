@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from hardmix.analysis.over_training import steps_per_epoch
@@ -22,23 +22,30 @@ class Metric:
     name: str
     about: str
     percent: bool = False
+    main: bool = False
+    """Whether the menu shows it at once; the others are folded."""
 
 
 METRICS = [
     Metric(
-        "loss", "Loss", "Mean over the steps between two log lines, including synthetic points."
+        "loss",
+        "Loss",
+        "Mean over the steps between two log lines, including synthetic points.",
+        main=True,
     ),
     Metric(
         "knn",
         "k-NN accuracy",
         "On test images during training, by the votes of a sample of training images.",
-        True,
+        percent=True,
+        main=True,
     ),
     Metric(
         "proxy_accuracy",
         "Proxy accuracy",
         "Fraction of queries whose key outranks every real negative (Fig. 2b).",
-        True,
+        percent=True,
+        main=True,
     ),
     Metric(
         "proxy_accuracy_mixed",
@@ -86,7 +93,7 @@ METRICS = [
     Metric("lr", "Learning rate", "Learning rate at the logged step."),
     Metric("images_per_second", "Images per second", "Mean between two log lines."),
 ]
-"""Metrics in the order of the menu, which omits those that no run has."""
+"""Metrics in the order of the menu, which omits those of which no run has two points."""
 
 
 def curves_of(groups: Sequence[SeedGroup]) -> dict[str, Any]:
@@ -94,11 +101,9 @@ def curves_of(groups: Sequence[SeedGroup]) -> dict[str, Any]:
     runs = [(group, seed, run) for group in groups for seed, run in enumerate(group.runs)]
     found = [curves_of_run(run) for _, _, run in runs]
     points = {metric.key: [each[metric.key] for each in found] for metric in METRICS}
-    shown = [metric for metric in METRICS if any(points[metric.key])]
+    shown = [m for m in METRICS if any(len(curve) > 1 for curve in points[m.key])]
     return {
-        "metrics": [
-            {"key": m.key, "name": m.name, "about": m.about, "percent": m.percent} for m in shown
-        ],
+        "metrics": [asdict(metric) for metric in shown],
         "runs": [
             {"name": run.name, "label": run.label, "group": group.number, "seed": seed}
             for group, seed, run in runs

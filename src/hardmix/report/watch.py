@@ -1,7 +1,8 @@
 """`hardmix watch RUN`: the report of a run that is still training, refreshed from its files.
 
 A small server for this machine only: it listens on the loopback address, and rejects requests for
-other host names (DNS rebinding). It only reads.
+other host names (DNS rebinding). It only reads; with `look`, another process keeps the galleries
+in RUN/figures up to date.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 from markupsafe import Markup
 
 from hardmix.errors import InputError
+from hardmix.report.live_gallery import LiveGallery
 from hardmix.report.live_status import live_status, state_of
 from hardmix.report.page import environment, part, render
 from hardmix.runs.folder import Run
@@ -25,9 +27,10 @@ NAMES = (LOOPBACK, "localhost", "::1")
 """Host names of this machine that are accepted; a tunnel may use any port."""
 
 
-def watch_run(path: Path, port: int) -> None:
-    """Serve the run's page until Ctrl-C."""
+def watch_run(path: Path, port: int, *, look: bool = True) -> None:
+    """Serve the run's page until Ctrl-C; with `look`, draw the galleries of new checkpoints."""
     server = open_server(path, port)
+    server.gallery = LiveGallery(Run(path)) if look else None
     where = f"http://{LOOPBACK}:{server.server_address[1]}/"
     say(f"Watching {path} at {where} (Ctrl-C stops watching; the run continues)")
     try:
@@ -38,7 +41,24 @@ def watch_run(path: Path, port: int) -> None:
         server.server_close()
 
 
-def open_server(path: Path, port: int) -> ThreadingHTTPServer:
+class PageServer(ThreadingHTTPServer):
+    """A server that also keeps the galleries up to date, if it has any."""
+
+    gallery: LiveGallery | None = None
+
+    def service_actions(self) -> None:
+        """Look for a new checkpoint, twice a second."""
+        if self.gallery is not None:
+            self.gallery.follow()
+
+    def server_close(self) -> None:
+        """End the process that draws, too."""
+        super().server_close()
+        if self.gallery is not None:
+            self.gallery.close()
+
+
+def open_server(path: Path, port: int) -> PageServer:
     """Return a server of the run's page; port 0 means any free port."""
     Run.open(path)
     if not 0 <= port < 65536:
@@ -46,7 +66,7 @@ def open_server(path: Path, port: int) -> ThreadingHTTPServer:
     page = LivePage(path)
     handler = type("Handler", (_Handler,), {"page": page})
     try:
-        return ThreadingHTTPServer((LOOPBACK, port), handler)
+        return PageServer((LOOPBACK, port), handler)
     except OSError as error:
         raise InputError(
             f"port={port} cannot be used ({error.strerror}): choose another, or 0 for a free one."
@@ -88,6 +108,8 @@ class LivePage:
         (record,) = read_runs([self._run.path])
         if record.is_empty:
             raise InputError(" ".join(record.missing))
+        if state_of(self._run) == "running":  # a resumed run's verdict is of its earlier encoder
+            record.results.pop("verdict", None)
         script = part("watch.js")
         live = (
             environment()

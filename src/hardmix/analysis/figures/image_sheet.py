@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
-from hardmix.analysis.figures.picture import COLOURS, INK, Drawing, Picture, canvas, shown
+from hardmix.analysis.figures.picture import INK, Drawing, Picture, canvas, shown
 
 TILE = 0.8
 """Inches of a picture in the sheet, with the gap to the next."""
@@ -19,6 +19,8 @@ TEXT = 0.42
 """Height of the two lines of text under a picture, in tiles."""
 SPACE = 0.35
 """Gap between query, negatives and points, in tiles."""
+FRAME = "#777777"
+"""Frame of an image of the query's class: a fact, not a fault."""
 SHOWN = 12
 """Most characters of a class name."""
 
@@ -88,9 +90,9 @@ def gallery(queries: Sequence[Query], note: str = "") -> Picture:
             _draw_row(axes, query, row * (1 + TEXT), negatives)
         axes.set(xlim=(0, width), ylim=(height - 0.3, -0.3), aspect="equal")
     caption = (
-        "Each image with its similarity to the query; false negatives, which have the query's"
-        " class, are marked. For a synthetic point, the similarity is that of the point, and the"
-        f" share that of its second parent.{note}"
+        "Each image with its similarity to the query; framed images have the query's own class,"
+        " which the method is not told (the paper's false negatives). For a synthetic point, the"
+        f" similarity is that of the point, and the share that of its second parent.{note}"
     )
     numbers = {"queries": [_plain(query) for query in queries]}
     return Picture("gallery", title, caption, numbers, figure, formats=("png",))
@@ -113,7 +115,7 @@ def _draw_row(axes: Drawing, query: Query, top: float, negatives: int) -> None:
 
 
 def _neighbour(axes: Drawing, each: Neighbour, left: float, top: float, text: str) -> None:
-    text = f"{text} false" if each.false else text
+    text = f"{text} same class" if each.false else text
     _tile(axes, each.image, left, top, text, each.label, framed=bool(each.false))
 
 
@@ -134,7 +136,7 @@ def _tile(
         axes.imshow(_pixels(image), extent=extent, interpolation="nearest")
     else:
         axes.text(left + 0.48, top + 0.5, "cannot\nbe read", ha="center", va="center", size=6)
-    frame = {"edgecolor": COLOURS[1], "linewidth": 2.2} if framed else {"edgecolor": INK}
+    frame = {"edgecolor": FRAME, "linewidth": 2.2} if framed else {"edgecolor": INK}
     if framed or not image:
         axes.add_patch(Rectangle((left + 0.02, top + 0.02), 0.92, 0.92, fill=False, **frame))
     look: dict[str, Any] = {"size": 6, "ha": "left", "va": "top"}

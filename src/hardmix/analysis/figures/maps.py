@@ -44,7 +44,7 @@ class MapPoints(NamedTuple):
     classes: list[str]
     """Names of the classes."""
     thumbnails: list[dict[str, Any]]
-    """`point` (its index), `image` (a data URI) and `name` of some of the images."""
+    """`point` (its index), `image` (a data URI), `name` and `file` of some of the images."""
 
 
 _LOOK: dict[str, dict[str, Any]] = {
