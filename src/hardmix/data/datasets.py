@@ -16,6 +16,7 @@ from torch import Tensor
 from hardmix.data.cache import ImageCache
 from hardmix.data.cifar_stl import read_cifar, read_stl10
 from hardmix.data.folders import recognise, split_folder
+from hardmix.data.hugging_face import has_tests, is_hugging_face, open_hugging_face
 from hardmix.data.image_files import UnreadableImage
 from hardmix.data.image_set import ImageSet
 from hardmix.data.listed_sets import (
@@ -88,6 +89,8 @@ def has_test(config: DataConfig) -> bool:
     match name := data_name(config):
         case "own" | "shards":
             return False
+        case "hf":
+            return has_tests(config)
         case "list":
             return lists_tests(root_of(config, name))
         case "folder":
@@ -110,6 +113,8 @@ def data_name(config: DataConfig) -> DataName:
             "neither data.name nor data.root is set: name a data set (data.name=shapes needs no"
             " files) or a folder of images."
         )
+    if is_hugging_face(config.root):
+        return "hf"
     if is_shards(config.root):
         return "shards"
     return recognise(Path(config.root).expanduser())
@@ -129,6 +134,8 @@ def _open(name: DataName, config: DataConfig, split: Split, seed: int) -> ImageS
             return open_list(config, split)
         case "shards":
             return _open_shards(config)
+        case "hf":
+            return open_hugging_face(config, split)
         case "own":
             raise InputError(
                 "data.name=own means images that were passed by a program: pass them again,"

@@ -33,8 +33,8 @@ class DataConfig:
     name: DataName | None = setting(None, label="{}")
     """Data set. Unset: recognised from data.root."""
     root: str | None = setting(None, resume=True)
-    """Where the images are: a folder, a text file of paths, or shards such as
-    'a-{000..099}.tar'. The data set `shapes` needs none."""
+    """Where the images are: a folder, a text file of paths, shards such as 'a-{000..099}.tar', or
+    'hf:FOLDER' or 'hf:NAME' for Hugging Face's datasets. The data set `shapes` needs none."""
     test: str | None = setting(None, resume=True, identity=False, later=True)
     """List, folder or shards of test images, if data.root has none."""
     num_images: int | None = setting(None, name="number of images")

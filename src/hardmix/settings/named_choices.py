@@ -39,11 +39,12 @@ DataName = Literal[
     "folder",
     "list",
     "shards",
+    "hf",
     "own",
 ]
 """Names of data sets. "folder" is any folder of images, "list" a text file of paths, "shards"
-WebDataset archives; all three are recognised from `root`. "own" is your own `ImageSet`, passed to
-`pretrain`."""
+WebDataset archives, "hf" a set of Hugging Face's datasets; all are recognised from `root`. "own" is
+your own `ImageSet`, passed to `pretrain`."""
 
 CacheMode = Literal["auto", "memory", "file", "off"]
 """Where decoded images are kept. "auto": in memory if they fit, in a file if decoding is slow;
