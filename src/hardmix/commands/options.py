@@ -40,6 +40,7 @@ FIRST = (
 NOT_EVALUATED = (
     "data.channels",
     "data.augmentation",
+    "data.colour_strength",
     "data.blur",
     "data.min_scale",
     "data.views",

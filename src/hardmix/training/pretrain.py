@@ -55,6 +55,7 @@ from hardmix.training.state import (
 )
 from hardmix.training.step import take_step
 from hardmix.training.unsaved import GONE, end_if_gone
+from hardmix.training.verdict import conclude
 
 
 def pretrain(
@@ -142,6 +143,8 @@ def start(training: Training, *, resume: bool, allow_changed_data: bool = False)
         describe_start(config, training.images, training.compute, run)
         training.data = record_data(training.images, config.data)
         restored = resume and restore(training, allow_changed_data=allow_changed_data)
+        if not restored and training.starts_from_weights and is_main():
+            run.write_encoder(training.method.trunk, config, file=run.start_file)
         write_list(run.images_file, training.data)
         training.data = training.data._replace(sizes=None)
         for metric_log in training.logs:
@@ -273,7 +276,8 @@ def finish(training: Training, backbone: str | None) -> str:
     end_if_gone(agree_on_max(0 if run.is_in_place() else GONE), run, training.step)
     run.write_encoder(training.method.trunk, training.config, backbone)
     try:
-        summarize(training.config, run, training.step, training.seconds, training.loader.unreadable)
+        verdict = conclude(training, backbone) if training.config.train.verdict else None
+        summarize(training, verdict)
     except OSError:
         summarized = False
     return broadcast_text(training.saved.lost_end(run, summarized))

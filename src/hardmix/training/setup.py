@@ -61,9 +61,10 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
     )
     check_data(config, images)
     torch.manual_seed(seed_of("weights", config.train.seed))
+    trunk = initial_trunk(config, run) if own.trunk is None else own.trunk
     materials = Materials(
         compute,
-        initial_trunk(config, run) if own.trunk is None else own.trunk,
+        trunk,
         own.strategy,
         None if images is None else len(images),
         len(images.classes or ()) if images is not None else 0,
@@ -91,6 +92,8 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
         scaler=LossScaler(compute.device) if compute.precision == "fp16" else None,
         stop=stop,
         knn_images=open_knn_images(config, images),
+        own_trunk=own.trunk is not None,
+        starts_from_weights=trunk is not None,
     )
 
 

@@ -72,6 +72,10 @@ class Training:
     stop: StopRequest
     knn_images: KnnImages | None = None
     """Labelled images that k-NN accuracy is measured on during training, if there are any."""
+    own_trunk: bool = False
+    """Whether the network was passed by a program, and cannot be built from its name."""
+    starts_from_weights: bool = False
+    """Whether the trunk's first weights were not random, as far as known."""
     opened: list[MetricLog] = field(default_factory=list)
     """The members of `logs` that must be closed."""
     data: DataRecord = field(default=DataRecord("", None))
