@@ -48,7 +48,7 @@ class Run:
     `images_file` and `encoder_file` are in it, and `checkpoints`, `results` and `figures`.
     `start_file` has the weights that the trunk started from, if they were not random;
     `trained_file` has the trained encoder if `encoder_file` is not it, because training made the
-    weights it started from worse.
+    weights it started from worse. `fitting_file` says what the recipe photos chose, and why.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -64,6 +64,7 @@ class Run:
         self.encoder_file = self.path / "encoder.safetensors"
         self.trained_file = self.path / "encoder-trained.safetensors"
         self.start_file = self.path / "start.safetensors"
+        self.fitting_file = self.path / "fitting.json"
         self._unwritten: list[tuple[Path, str]] = []
         self._place: tuple[int, int] | None = None
 

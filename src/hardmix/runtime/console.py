@@ -41,6 +41,17 @@ def speak_as(rank: int) -> None:
     _out.quiet = rank > 0
 
 
+@contextmanager
+def silent() -> Iterator[None]:
+    """Within, nothing is said and nothing is warned of: it will be said again."""
+    before = _out.quiet, _err.quiet
+    _out.quiet = _err.quiet = True
+    try:
+        yield
+    finally:
+        _out.quiet, _err.quiet = before
+
+
 def say(text: str) -> None:
     """One line of plain text."""
     _out.print(visible(text), soft_wrap=True)

@@ -250,6 +250,11 @@ class PretrainConfig:
     mix: MixConfig = field(default_factory=MixConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    choose: tuple[str, ...] = setting((), later=True, identity=False)
+    """Settings, by dotted name, that the run chooses itself when it starts, from a look at the
+    images and from the measured speed (recipe photos). In a saved config all are chosen."""
+    minutes: float = setting(10.0, later=True, resume=True, identity=False)
+    """Time budget for settings that the run chooses itself."""
     options: MethodOptions | None = None
     """Settings that only this method has. Unset: its defaults."""
 
@@ -258,6 +263,8 @@ class PretrainConfig:
             known = ", ".join(nearest_first(self.method, METHOD_FACTS))
             raise InputError(f"there is no method {self.method!r}: choose one of {known}.")
         self._check_options()
+        if not 0.01 <= self.minutes <= 1e6:
+            raise InputError(f"minutes={self.minutes} must be between 0.01 and 1000000.")
         if self.uses("mix.num_hardest") and self.mix.num_hardest > self.train.queue_size:
             raise InputError(
                 f"mix.num_hardest={self.mix.num_hardest} exceeds"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hardmix.settings.config import DataConfig, MixConfig, ModelConfig, PretrainConfig, TrainConfig
+from hardmix.settings.fitting import CHOSEN
 from hardmix.settings.methods import MethodName
 from hardmix.settings.optimizer_options import OptimizerConfig
 
@@ -65,6 +66,27 @@ def demo(method: MethodName = "mochi", oracle: bool = False) -> PretrainConfig:
     return _with_method(config, method)
 
 
+def photos(method: MethodName = "mochi", oracle: bool = False) -> PretrainConfig:
+    """Your own images: looks at the folder and chooses what fits it and a time budget.
+
+    Not in the paper, except for N/K, s/K and s'/K. Which settings are chosen when the run starts is
+    in `choose`; their values here are for a few thousand images.
+    """
+    config = PretrainConfig(
+        recipe="photos",
+        oracle=oracle,
+        data=DataConfig(image_size=32, blur=False),
+        model=ModelConfig(backbone="small", key_momentum=0.99),
+        mix=MixConfig(num_hardest=32, num_pairs=32, num_with_query=4, warm_up_epochs=12),
+        optimizer=OptimizerConfig(lr=0.12, weight_decay=5e-4),
+        train=TrainConfig(
+            epochs=100, queue_size=512, exclude_same_image=True, log_every=20, knn_every=30
+        ),
+        choose=CHOSEN,
+    )
+    return _with_method(config, method)
+
+
 @dataclass(frozen=True)
 class Entry:
     """A recipe and what `hardmix recipes` prints about it."""
@@ -93,6 +115,12 @@ RECIPES: dict[str, Entry] = {
         "not in the paper",
         "k-NN: raw pixels 41.5, MoCo-v2 61.7, MoCHi 61.2 (one seed, docs/results.md)",
         "35 minutes on 2 CPU cores",
+    ),
+    "photos": Entry(
+        photos,
+        "not in the paper",
+        "better neighbours than a colour histogram; says so if not (docs/own-images.md)",
+        "10 minutes, or --minutes",
     ),
     "demo": Entry(
         demo,

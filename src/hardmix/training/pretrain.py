@@ -1,5 +1,6 @@
 """Pre-training, from images to an encoder. The functions are in the order they run."""
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from hardmix.evaluation.features import extract
 from hardmix.evaluation.knn import knn_accuracy
 from hardmix.mixing.plans import Strategy
 from hardmix.runs.folder import OWN_TRUNK, Resume, Run, check_resumable
-from hardmix.runtime.atomic_files import locked_folder, remove_leftovers
+from hardmix.runtime.atomic_files import locked_folder, remove_leftovers, write_atomically
 from hardmix.runtime.console import Meter, progress, say
 from hardmix.runtime.device import algorithms_chosen
 from hardmix.runtime.distributed import (
@@ -36,6 +37,7 @@ from hardmix.runtime.signals import listening
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.roots import absolute_root
 from hardmix.settings.schedules import shown_epochs
+from hardmix.training.fitting import as_saved, fit_run
 from hardmix.training.messages import (
     describe_start,
     progress_text,
@@ -94,12 +96,19 @@ def pretrain(
     run = Run(out)
     again = bool(agree_on_max(int(is_main() and run.resumes(resume))))
     with listening() as stop:
+        fitting: dict[str, Any] | None = None
+        if config.choose and again:
+            config = as_saved(config, run)
+        elif config.choose:
+            config, fitting = fit_run(config, run, own, stop)
         training = prepare(config, run, own, stop)
         device = training.compute.device
         profiled = profiling(config.train.profile, device)
         chosen = algorithms_chosen(device, config.train.deterministic)
         with locked_folder(run.path), status_recorded(training), chosen, profiled as stopwatch:
             start(training, resume=again, allow_changed_data=allow_changed_data)
+            if fitting is not None:
+                write_atomically(run.fitting_file, (json.dumps(fitting, indent=2) + "\n").encode())
             train(training)
             lost = finish(training, None if trunk is None else OWN_TRUNK)
             tell_profile(run, stopwatch)
