@@ -169,7 +169,7 @@ class _Rules:
             return size, f"the shorter sides have {side} px"
         if side < 2 * SMALL:
             return SMALL, f"the shorter sides have {side} px"
-        return SMALL, f"a CPU learns most per minute from small images ({side} px)"
+        return SMALL, "a CPU learns most per minute from small images"
 
     def data_reduce(self) -> tuple[bool, str]:
         small = self.facts.short_side <= 2 * self.values["data.image_size"]
@@ -187,8 +187,10 @@ class _Rules:
         fits = int(self._seconds(number) / each)
         if fits >= number:
             return None, f"all {number:,}"
-        some = max(min(number, 8 * FEWEST), fits)
-        return some, f"of {number:,}: more would not fit {FEWEST_EPOCHS} times into the time"
+        some = max(8 * FEWEST, fits)
+        if some >= number:
+            return None, f"all {number:,}"
+        return some, f"of {number:,}; {FEWEST_EPOCHS} epochs of more would take too long"
 
     def model_backbone(self) -> tuple[str, str]:
         if self.config.model.init is not None:
@@ -205,7 +207,7 @@ class _Rules:
         unit = math.lcm(self.machine.processes, self.config.model.key_bn_splits)
         unit *= self.config.train.accumulate
         batch = max(unit, batch // unit * unit)
-        return batch, f"for {self.facts.images:,} images"
+        return batch, "several batches in an epoch"
 
     def optimizer_lr(self) -> tuple[float, str]:
         lr = self.config.optimizer.lr * self.batch / LARGEST_BATCH

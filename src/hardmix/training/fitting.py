@@ -204,6 +204,7 @@ def tell(choices: list[Choice], facts: FolderFacts, minutes: float) -> None:
         f"Chosen for {facts.images:,} images and {minutes:g} minutes",
         ["setting", "value", "why"],
         [row for row in rows if row[1] != "all" or row[2] == "yours"],
+        text=(0, 2),
     )
 
 

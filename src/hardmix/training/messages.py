@@ -21,27 +21,17 @@ from hardmix.training.state import Training
 
 SKIPPED_SHOWN = 20
 """Unreadable images that have a line each."""
-COLLAPSED = 0.05
-"""Spread of the keys (1 for a uniform sphere) below which all images look the same."""
 
 
-def watch(line: dict[str, Any]) -> None:
-    """Warn about a collapse, in which every image has the same key."""
-    if line.get("spread", 1.0) < COLLAPSED and line["epoch"] > 0:
-        warn(
-            f"step {line['step']}: the keys have collapsed (spread {line['spread']:.3f}; 1 is"
-            " uniform): lower optimizer.lr, or raise model.key_momentum."
-        )
-
-
-def progress_text(line: dict[str, Any], config: PretrainConfig) -> str:
-    """Return the progress on one line."""
+def progress_text(line: dict[str, Any], config: PretrainConfig) -> tuple[str, str]:
+    """Return the progress in a few words, and more for whoever has room for it."""
     text = f"epoch {line['epoch'] + 1}/{config.train.last_epoch} loss {line['loss']:.3f}"
+    more = ""
     if "proxy_accuracy" in line:
         chance = math.log(1 + config.train.queue_size)
-        text += f" (chance {chance:.2f}) proxy {line['proxy_accuracy']:.0%}"
-        text += f" queue {line['queue_filled']:.0%}"
-    return f"{text} {line['images_per_second']:.0f} images/s"
+        more = f"(chance {chance:.2f}) proxy {line['proxy_accuracy']:.0%}"
+        more += f" queue {line['queue_filled']:.0%}"
+    return f"{text} {line['images_per_second']:.0f} images/s", more
 
 
 def describe_start(

@@ -43,7 +43,6 @@ from hardmix.training.messages import (
     progress_text,
     summarize,
     tell_profile,
-    watch,
 )
 from hardmix.training.metric_logs import OnLog
 from hardmix.training.restoring import restore
@@ -210,9 +209,11 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
             training.seconds += seconds
             line["images_per_second"] = images / seconds
             log(training, line)
-            watch(line)
-            meter.advance(training.step, progress_text(line, config))
+            training.watch.see(line)
+            meter.advance(training.step, *progress_text(line, config))
             started, images = time.perf_counter(), 0
+        else:
+            meter.advance(training.step)
         end_step()
 
 
