@@ -250,7 +250,7 @@ class PretrainConfig:
     mix: MixConfig = field(default_factory=MixConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    choose: tuple[str, ...] = setting((), later=True, identity=False)
+    choose: tuple[str, ...] = setting((), later=True, resume=True, identity=False)
     """Settings, by dotted name, that the run chooses itself when it starts, from a look at the
     images and from the measured speed (recipe photos). In a saved config all are chosen."""
     minutes: float = setting(10.0, later=True, resume=True, identity=False)

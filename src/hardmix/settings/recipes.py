@@ -78,9 +78,15 @@ def photos(method: MethodName = "mochi", oracle: bool = False) -> PretrainConfig
         data=DataConfig(image_size=32, blur=False),
         model=ModelConfig(backbone="small", key_momentum=0.99),
         mix=MixConfig(num_hardest=32, num_pairs=32, num_with_query=4, warm_up_epochs=12),
-        optimizer=OptimizerConfig(lr=0.12, weight_decay=5e-4),
+        optimizer=OptimizerConfig(lr=0.06, weight_decay=5e-4),
         train=TrainConfig(
-            epochs=100, queue_size=512, exclude_same_image=True, log_every=20, knn_every=30
+            epochs=100,
+            batch_size=64,
+            queue_size=512,
+            temperature=0.1,
+            exclude_same_image=True,
+            log_every=20,
+            knn_every=30,
         ),
         choose=CHOSEN,
     )

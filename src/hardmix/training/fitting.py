@@ -54,7 +54,7 @@ def fit_run(
 ) -> tuple[PretrainConfig, dict[str, Any]]:
     """Return the config with every setting chosen, and what was seen, measured and chosen."""
     started = time.monotonic()
-    config = _of_weights(config)
+    config = _with_backbone(config)
     say("Looking at the images, and measuring a few steps.")
     facts = FolderFacts(*_of_rank_0(look(config, own) if is_main() else ()))
     gpu = choose_compute(config.train.device, config.train.precision).device.type != "cpu"
@@ -85,7 +85,7 @@ def _of_rank_0(numbers: tuple[Any, ...]) -> list[Any]:
     return found
 
 
-def _of_weights(config: PretrainConfig) -> PretrainConfig:
+def _with_backbone(config: PretrainConfig) -> PretrainConfig:
     """Return the config with the backbone of `model.init`, unless the user has named one."""
     init = config.model.init
     if init is None or "model.backbone" not in config.choose:
