@@ -65,7 +65,13 @@ def test_the_commands_of_getting_started_run_as_they_stand(photos, capfd):
         with pytest.raises(SystemExit) as ended:
             cli.main([*shlex.split(command)[1:], *shorter])
         assert ended.value.code == 0, (command, capfd.readouterr().err)
-    for name in ("report.html", "explore.html", "neighbours.png", "features.csv", "encoder.safetensors"):
+    for name in (
+        "report.html",
+        "explore.html",
+        "neighbours.png",
+        "features.csv",
+        "encoder.safetensors",
+    ):
         assert (photos / name).stat().st_size > 1000
     block = re.search(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, object] = {}

@@ -83,14 +83,14 @@ def test_better_worse_and_within_the_noise():
 
 def test_the_sentence_says_what_is_beaten_and_what_is_not():
     scores = scores_of(encoder=0.5, untrained=0.3, pixels=0.48, colours=0.7)
-    text = tell(scores, compare(scores), 400, labelled=True, keep="encoder")
+    text = tell(scores, compare(scores), labelled=True, keep="encoder")
     assert text.startswith(
         "The encoder is worse than a colour histogram and not clearly better than raw pixels: the"
         " 20 nearest neighbours give the right class for 50.0% ± 5.0% of 400 images; a colour"
         " histogram 70.0%, raw pixels 48.0%, the untrained network 30.0%."
     )
     scores = scores_of(encoder=0.9, untrained=0.3, pixels=0.2, colours=0.4)
-    text = tell(scores, compare(scores), 400, labelled=False, keep="encoder")
+    text = tell(scores, compare(scores), labelled=False, keep="encoder")
     assert text.startswith("The encoder is better than everything it was compared with: two views")
 
 

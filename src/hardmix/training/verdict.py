@@ -50,34 +50,24 @@ class VerdictImages(NamedTuple):
 def judge(training: Training) -> dict[str, Any]:
     """Compare the encoder with its baselines; return the contents of results/verdict.json."""
     started, config = time.monotonic(), training.config
-    encoders = encoders_of(training)
     if training.images is None:
         return no_verdict(config)
+    encoders = encoders_of(training)
     number = sample_size(encoders, config.data)
     images = choose_images(training.images, training.knn_images, number, config.train.seed)
-    compute = training.compute._replace(bf16=False, fp16=False)
-    between = partial(pause, training)
-    if images.labelled:
-        scores = compare_by_labels(
-            encoders, images.bank, images.test, config.data, compute, between
-        )
-    else:
-        scores = compare_by_views(
-            encoders, images.bank, config.data, config.train.seed, compute, between
-        )
+    scores = measure(training, encoders, images)
     compared = compare(scores)
     keep = "start" if "start" in compared and compared["start"].worse else "encoder"
     better = all(each.better for each in compared.values())
-    number = len(next(iter(scores.each.values())))
     return {
-        "text": tell(scores, compared, number, labelled=images.labelled, keep=keep),
+        "text": tell(scores, compared, labelled=images.labelled, keep=keep),
         "better": better,
         "next": [] if better else advise(config, compared, len(training.images), training.run),
         "measure": "knn" if images.labelled else "views",
         "scores": {name: _score(each) for name, each in scores.each.items()},
         "differences": {name: each.as_json() for name, each in compared.items()},
         "kept": keep,
-        "images": number,
+        "images": len(scores.each["encoder"]),
         "searched": scores.searched,
         "k": scores.k,
         "chance": scores.chance,
@@ -85,6 +75,16 @@ def judge(training: Training) -> dict[str, Any]:
         "seed": config.train.seed,
         "seconds": time.monotonic() - started,
     }
+
+
+def measure(training: Training, encoders: dict[str, nn.Module], images: VerdictImages) -> Scores:
+    """Score every encoder on the same images, with labels or without, in float32."""
+    config = training.config
+    compute = training.compute._replace(bf16=False, fp16=False)
+    between = partial(pause, training)
+    if images.labelled:
+        return compare_by_labels(encoders, images.bank, images.test, config.data, compute, between)
+    return compare_by_views(encoders, images.bank, config.data, config.train.seed, compute, between)
 
 
 def no_verdict(config: PretrainConfig) -> dict[str, Any]:

@@ -36,10 +36,9 @@ class Compared(NamedTuple):
         return dict(self._asdict())
 
 
-def tell(
-    scores: Scores, compared: dict[str, Compared], number: int, *, labelled: bool, keep: str
-) -> str:
+def tell(scores: Scores, compared: dict[str, Compared], *, labelled: bool, keep: str) -> str:
     """Return the verdict as one sentence, and a second one if the encoder was not kept."""
+    number = len(scores.each["encoder"])
     own = f"{_percent(scores.each['encoder'])} ± {_error(scores.each['encoder'])}"
     if labelled:
         what = f"the {scores.k} nearest neighbours give the right class for {own} of"
