@@ -159,7 +159,7 @@ def _two_views(
         colour_strength=VIEW_STRENGTH,
         **changes,  # type: ignore[arg-type]
     )
-    batch = BATCH * world_size()
+    batch = min(BATCH, max(1, len(images) // world_size())) * world_size()
     loader = ViewLoader(
         images, config, batch, seed, compute.device, rank(), world_size(), keep_last=True
     )

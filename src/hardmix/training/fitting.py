@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
+from statistics import median
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ LOOK_SECONDS = 10.0
 """Time after which a look is long enough."""
 SIDE = 32
 """Pixels of the halves of an image whose colours are compared."""
-WARM_UP, FEWEST_STEPS, MOST_STEPS, STEP_SECONDS = 2, 3, 20, 5.0
+WARM_UP, FEWEST_STEPS, MOST_STEPS, STEP_SECONDS = 2, 5, 20, 5.0
 """Steps that are not measured, and how many are, in how much time."""
 FETCHED_BACKBONES = {"timm": "timm:tf_efficientnet_lite0", "torchvision": "resnet18"}
 """Small networks with pre-trained weights, for model.init=timm and torchvision."""
@@ -182,19 +183,22 @@ def measure_pace(
 
 
 def _step_seconds(training: Training, most: float) -> float:
-    """Return the mean time of some steps, the first ones left out; on all ranks."""
-    begun = started = time.perf_counter()
+    """Return the median time of some steps, the first ones left out; on all ranks.
+
+    The median, because one step that waited for another program would decide alone.
+    """
+    started = time.perf_counter()
+    times: list[float] = []
     batches = ((epoch, batch) for epoch in count() for batch in training.loader.epoch(epoch))
-    for taken, (epoch, batch) in enumerate(batches):
-        if taken == WARM_UP:
-            begun = time.perf_counter()
+    for epoch, batch in batches:
         spent = time.perf_counter() - started
-        more = taken < WARM_UP + FEWEST_STEPS or spent < min(STEP_SECONDS, most)
-        if not agree_on_max(int(is_main() and more and taken < WARM_UP + MOST_STEPS)):
+        more = len(times) < WARM_UP + FEWEST_STEPS or spent < min(STEP_SECONDS, most)
+        if not agree_on_max(int(is_main() and more and len(times) < WARM_UP + MOST_STEPS)):
             break
         take_step(training, batch, epoch)
         settle(training)
-    return (time.perf_counter() - begun) / (taken - WARM_UP)
+        times.append(time.perf_counter() - started - sum(times))
+    return median(times[WARM_UP:])
 
 
 def tell(choices: list[Choice], facts: FolderFacts, minutes: float) -> None:
