@@ -124,7 +124,8 @@ def frames(monkeypatch, width, *advances):
         for advance in advances:
             meter.advance(*advance)
             meter._bar.refresh()
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", screen.getvalue()).splitlines()
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())  # without colours
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", plain).splitlines()
 
 
 PROGRESS = ("epoch 123/400 loss 12.345 12345 images/s", "(chance 7.63) proxy 12% queue 100%")

@@ -20,6 +20,7 @@ from hardmix.methods.base import Materials, Method, TrainingPosition
 from hardmix.methods.mixing_schedule import choose_strategy
 from hardmix.mixing.plans import plan_mochi
 from hardmix.runs.folder import Run
+from hardmix.runtime.console import Meter
 from hardmix.runtime.device import choose_compute
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import PretrainConfig
@@ -253,7 +254,7 @@ def test_a_folder_of_images_becomes_an_encoder(folder, tmp_path, monkeypatch, ca
     code, shown = command(capfd, "pretrain", "demo", *where, *SMALL_RUN)
     assert code == 0
     assert "encoder.safetensors" in shown
-    assert "hardmix knn" in shown
+    assert "hardmix explore" in shown
     code, shown = command(
         capfd, "pretrain", "--config", where[-1] / "config.json", "--out", "my run"
     )
@@ -449,9 +450,12 @@ def test_a_strategy_of_ones_own_plans_the_points_and_is_recorded(tmp_path, capfd
 def test_the_progress_bar_moves_at_every_step(tmp_path, monkeypatch):
     done = []
 
-    class Recorder:
-        def advance(self, step, *_):
-            done.append(step)
+    class Recorder(Meter):
+        def __init__(self):
+            pass
+
+        def advance(self, done_: int, *_):
+            done.append(done_)
 
     @contextmanager
     def record(*_):

@@ -69,15 +69,15 @@ def demo(method: MethodName = "mochi", oracle: bool = False) -> PretrainConfig:
 def photos(method: MethodName = "mochi", oracle: bool = False) -> PretrainConfig:
     """Your own images: looks at the folder and chooses what fits it and a time budget.
 
-    Not in the paper, except for N/K, s/K and s'/K. Which settings are chosen when the run starts is
-    in `choose`; their values here are for a few thousand images.
+    Not in the paper, except for N/K, s/K and s'/K. Settings in `choose` are chosen when the run
+    starts; here they have values that go with any that a user gives.
     """
     config = PretrainConfig(
         recipe="photos",
         oracle=oracle,
         data=DataConfig(image_size=32, blur=False),
         model=ModelConfig(backbone="small", key_momentum=0.99),
-        mix=MixConfig(num_hardest=32, num_pairs=32, num_with_query=4, warm_up_epochs=12),
+        mix=MixConfig(num_hardest=2, num_pairs=2, num_with_query=1, warm_up_epochs=12),
         optimizer=OptimizerConfig(lr=0.06, weight_decay=5e-4),
         train=TrainConfig(
             epochs=100,
