@@ -57,6 +57,6 @@ class ReducedPixels(nn.Module):
 
     def forward(self, images: Float[Tensor, "batch channels y x"]) -> Float[Tensor, "batch pixels"]:
         """Return the pixels in a row."""
-        size = [min(PIXELS, side) for side in images.shape[2:]]
-        reduced: Tensor = adaptive_avg_pool2d(images, size)
+        height, width = (min(PIXELS, side) for side in images.shape[2:])
+        reduced: Tensor = adaptive_avg_pool2d(images, (height, width))
         return reduced.flatten(1)

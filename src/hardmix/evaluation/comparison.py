@@ -11,6 +11,7 @@ Every encoder sees the same pixels, in one pass, so that differences can be take
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -87,10 +88,10 @@ def compare_by_labels(
     Without `test`, the images of the bank are classified, each by the others.
     """
     together = SideBySide(encoders)
-    options = {"compute": compute, "title": "verdict", "between": between}
-    known = asked = extract(together, bank, data, **options)
+    encode = partial(extract, compute=compute, title="verdict", between=between)
+    known = asked = encode(together, bank, data)
     if test is not None:
-        asked = extract(together, test, data, **options)
+        asked = encode(together, test, data)
     k = max(1, min(VOTING, len(known.labels) // 10))
     features = together.separate(known.features), together.separate(asked.features)
     right = {

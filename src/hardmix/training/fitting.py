@@ -117,7 +117,9 @@ def look(config: PretrainConfig, own: Own) -> FolderFacts:
 
 def look_at(images: ImageSet) -> tuple[list[int], list[Tensor]]:
     """Return the shorter side, and small pixels, of up to 200 images from all over the set."""
-    started, sides, pictures = time.monotonic(), [], []
+    started = time.monotonic()
+    sides: list[int] = []
+    pictures: list[Tensor] = []
     for index in range(0, len(images), max(1, len(images) // LOOKED_AT)):
         if len(pictures) >= LOOKED_AT or time.monotonic() - started > LOOK_SECONDS:
             break
