@@ -120,9 +120,8 @@ def compare_by_views(
 ) -> Scores:
     """Score each image by the share of its nearest neighbours that its two views agree on."""
     together = SideBySide(encoders)
-    first, second = (together.separate(each) for each in _two_views(
-        together, images, data, seed, compute, between
-    ))  # fmt: skip
+    views = _two_views(together, images, data, seed, compute, between)
+    first, second = (together.separate(each) for each in views)
     number = len(next(iter(first.values())))
     k = max(1, min(SHARED, number // 10))
     each = {name: shared_neighbours(first[name], second[name], k) for name in encoders}
@@ -153,12 +152,13 @@ def _two_views(
     between: Between,
 ) -> tuple[Tensor, Tensor]:
     """Return the features of two views of every image, in the images' order, on every process."""
-    changes = {"augmentation": "moco-v2", "blur": False, "views": None}
     config = replace(
         data,
+        augmentation="moco-v2",
+        blur=False,
+        views=None,
         min_scale=VIEW_SCALE,
         colour_strength=VIEW_STRENGTH,
-        **changes,  # type: ignore[arg-type]
     )
     batch = min(BATCH, max(1, len(images) // world_size())) * world_size()
     loader = ViewLoader(
