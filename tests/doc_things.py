@@ -151,6 +151,7 @@ THINGS: dict[str, dict[str, str]] = {
     "moco_v2.pth.tar": {r"": "moco.pth.tar"},
     "moco_v2_200ep_pretrain.pth.tar": {r"": "moco.pth.tar"},
     "resnet50.pth": {r"": "weights.pth"},
+    "WEIGHTS.pth": {r"": "weights.pth"},
 }
 """A word of the documents, and by the beginning of its command which of MAKERS lies under it."""
 

@@ -30,9 +30,15 @@ def options_in(text):
 def test_the_help_of_a_method_shows_the_settings_it_uses_and_no_others(method, capfd):
     shown = options_in(help_of(capfd, "pretrain", "demo", "--method", method))
     used = {name for name in FACTS if METHOD_FACTS[method].uses(name)}
-    hidden = {"recipe"}  # the first word of the command
-    assert shown == used - hidden
+    hidden = {"recipe", "choose"}  # the first word of the command, and what follows from it
+    assert shown == used - hidden - {"minutes"}
     assert any(name.startswith("mix.") for name in shown) == (method == "mochi")
+
+
+def test_only_the_recipe_that_chooses_takes_a_time_budget(capfd):
+    text = help_of(capfd, "pretrain", "photos")
+    assert "minutes" in options_in(text)
+    assert "chooses many of them when the run starts" in " ".join(text.split())
 
 
 def test_the_help_of_pretrain_begins_with_the_ten_settings_people_change(capfd):

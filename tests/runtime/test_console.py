@@ -1,10 +1,14 @@
 """Nothing that people or files name can drive the terminal."""
 
+import io
+import re
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from rich.console import Console
 
 from hardmix.commands import main as cli
 from hardmix.runtime import console
@@ -110,3 +114,40 @@ def test_a_run_of_oddly_named_images_in_an_odd_folder_is_told_visibly(tmp_path, 
     assert not done.value.code
     assert "Skipped 1 unreadable" in shown
     assert harmless(shown)
+
+
+def frames(monkeypatch, width, *advances):
+    """What a terminal of this width shows, line by line."""
+    screen = io.StringIO()
+    monkeypatch.setattr(console, "_out", Console(file=screen, force_terminal=True, width=width))
+    with progress("mochi", 9000) as meter:
+        for advance in advances:
+            meter.advance(*advance)
+            meter._bar.refresh()
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())  # without colours
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", plain).splitlines()
+
+
+PROGRESS = ("epoch 123/400 loss 12.345 12345 images/s", "(chance 7.63) proxy 12% queue 100%")
+
+
+def test_the_progress_of_a_long_run_fits_80_columns(monkeypatch):
+    lines = frames(monkeypatch, 80, (2700, *PROGRESS))
+    (shown,) = {line for line in lines if "epoch" in line}
+    assert len(shown) <= 80
+    assert shown.startswith(f"mochi {PROGRESS[0]} ")
+    assert "chance" not in shown
+    assert re.search(r"-:--:--|\d:\d\d:\d\d", shown)
+    wide = [line for line in frames(monkeypatch, 140, (2700, *PROGRESS)) if "epoch" in line]
+    assert all("(chance 7.63) proxy 12% queue 100%" in line for line in wide)
+
+
+def test_the_bar_moves_without_new_words(monkeypatch):
+    monkeypatch.setattr(console, "_out", Console(file=io.StringIO(), force_terminal=True, width=80))
+    with progress("mochi", 9000) as meter:
+        meter.advance(1, *PROGRESS)
+        for done in (3000, 6000):
+            meter.advance(done)
+            (task,) = meter._bar.tasks
+            assert task.completed == done
+            assert task.description == f"mochi {PROGRESS[0]}"

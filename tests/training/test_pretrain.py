@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from hardmix.methods.base import Materials, Method, TrainingPosition
 from hardmix.methods.mixing_schedule import choose_strategy
 from hardmix.mixing.plans import plan_mochi
 from hardmix.runs.folder import Run
+from hardmix.runtime.console import Meter
 from hardmix.runtime.device import choose_compute
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import PretrainConfig
@@ -252,7 +254,7 @@ def test_a_folder_of_images_becomes_an_encoder(folder, tmp_path, monkeypatch, ca
     code, shown = command(capfd, "pretrain", "demo", *where, *SMALL_RUN)
     assert code == 0
     assert "encoder.safetensors" in shown
-    assert "hardmix knn" in shown
+    assert "hardmix explore" in shown
     code, shown = command(
         capfd, "pretrain", "--config", where[-1] / "config.json", "--out", "my run"
     )
@@ -445,3 +447,31 @@ def test_a_strategy_of_ones_own_plans_the_points_and_is_recorded(tmp_path, capfd
     assert stopped.value.code == 2
     assert "pass it again" in capfd.readouterr().err
     assert not (tmp_path / "other").exists()
+
+
+def test_the_progress_bar_moves_at_every_step(tmp_path, monkeypatch):
+    done = []
+
+    class Recorder(Meter):
+        def __init__(self):
+            pass
+
+        def advance(self, done_: int, *_):
+            done.append(done_)
+
+    @contextmanager
+    def record(*_):
+        yield Recorder()
+
+    monkeypatch.setattr("hardmix.training.pretrain.progress", record)
+    pretrain(tiny(train={"epochs": 1, "log_every": 50, "verdict": False}), tmp_path / "run")
+    assert done == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_queue_of_more_than_a_fifth_of_the_images_is_warned_of(tmp_path, capfd):
+    for size, warned in ((19, False), (20, True)):
+        config = tiny(train={"queue_size": size})
+        prepare(config, Run(tmp_path / str(size)), Own(), StopRequest())
+        said = capfd.readouterr().err
+        assert (f"train.queue_size={size} is more than a fifth of the 96 images" in said) == warned
+        assert ("lower train.queue_size to 19 or less" in said) == warned

@@ -59,11 +59,11 @@ EVERY_EPOCH = {"epochs": 4, "knn_every": 0}
 def test_checkpoints_that_find_no_room_are_said_once_and_end_in_74(tmp_path, monkeypatch, capfd):
     disk = Disk(monkeypatch)
     at_step(monkeypatch, 7, fill(disk, ".safetensors"))
-    monkeypatch.setattr(Run, "write_encoder", lambda *_: None)
+    monkeypatch.setattr(Run, "write_encoder", lambda *_, **__: None)
     with pytest.raises(OutputError) as ended:
         pretrain(tiny(train=EVERY_EPOCH), tmp_path / "my run")
     shown = capfd.readouterr().err
-    assert shown.count("warning") == shown.count("no checkpoint at step 12") == 1
+    assert shown.count("warning: no checkpoint") == shown.count("no checkpoint at step 12") == 1
     assert "The checkpoint of step 6 is kept." in shown
     for words in (
         "encoder.safetensors is complete",
@@ -85,7 +85,7 @@ def test_a_disk_with_room_again_is_said_too_and_the_run_ends_well(tmp_path, monk
     run = pretrain(tiny(train=EVERY_EPOCH), tmp_path / "run")
     shown = capfd.readouterr()
     assert "Checkpoints can be written again: saved step 18." in shown.out
-    assert shown.err.count("warning") == 1
+    assert shown.err.count("warning: no checkpoint") == 1
     assert run.load_checkpoint().manifest["step"] == 24
 
 

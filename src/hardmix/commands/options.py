@@ -40,6 +40,7 @@ FIRST = (
 NOT_EVALUATED = (
     "data.channels",
     "data.augmentation",
+    "data.colour_strength",
     "data.blur",
     "data.min_scale",
     "data.views",
@@ -81,12 +82,18 @@ def run_settings(
     if shown("oracle"):
         doc = docs_of(PretrainConfig)["oracle"]
         fields.append(option_field("oracle", bool, base.oracle, doc))
+    if base.choose:
+        doc = f"{docs_of(PretrainConfig)['minutes']} It includes all that the command does."
+        fields.insert(2, option_field("minutes", float, base.minutes, doc))
     for group, kind in groups.items():
         title = base.method if group == "options" else group
         fields.append(group_field(title, kind, getattr(base, group), shown, without=FIRST))
 
     def back(parsed: Any) -> PretrainConfig:
         values: dict[str, Any] = {"method": parsed.method, "oracle": parsed.oracle}
+        if base.choose:
+            left = tuple(name for name in base.choose if name not in given_settings(arguments))
+            values |= {"minutes": parsed.minutes, "choose": left}
         for group, kind in groups.items():
             title = base.method if group == "options" else group
             inside = vars(getattr(parsed, title.replace("-", "_")))
@@ -95,6 +102,12 @@ def run_settings(
         return dataclasses.replace(base, **values)
 
     return fields, back
+
+
+def given_settings(arguments: Sequence[str]) -> set[str]:
+    """Return the dotted names of the settings that a command line gives itself."""
+    words = [word.partition("=")[0] for word in arguments if word.startswith("--")]
+    return {word.removeprefix("--").replace(".no-", ".").replace("-", "_") for word in words}
 
 
 def group_field(

@@ -41,6 +41,11 @@ def pretrain(arguments: list[str]) -> None:
     For the recipes, see `hardmix recipes`. The defaults below are those of the recipe and method
     you name. The settings that people change most come first, the rest in groups.
     """
+    if base.choose:
+        about += """
+    This recipe chooses many of them when the run starts, to fit the images and --minutes, and
+    prints what and why. What you give yourself stays as it is.
+    """
     out = ("out", Annotated[Path, Help(help="Folder of the run.")])
     made = make_options("Pretrain", about, [out, *fields, *own])
     options = parse(made, "pretrain RECIPE", rest)

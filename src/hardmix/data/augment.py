@@ -216,8 +216,15 @@ def colour_views(
     return _coloured(crop, draws, config, len(crops), out)
 
 
+def _draw_colours(draws: Tensor, config: DataConfig) -> ColourParameters:
+    """The numbers after those of the crop, as the settings have it."""
+    return draw_colours(
+        draws[:, CROP_DRAWS:], config.augmentation, config.blur, config.colour_strength
+    )
+
+
 def _plan(draws: Tensor, config: DataConfig, device: torch.device, more: Tensor) -> DeviceColours:
-    parameters = draw_colours(draws[:, CROP_DRAWS:], config.augmentation, config.blur)
+    parameters = _draw_colours(draws, config)
     return plan_colours(parameters, config.channels, device, more.float())
 
 
@@ -236,7 +243,7 @@ def _coloured(
     out: Tensor | None = None,
 ) -> Views:
     """Colours for all views at once, on a CPU; `crop` gives the views in these rows."""
-    parameters = draw_colours(draws[:, CROP_DRAWS:], config.augmentation, config.blur)
+    parameters = _draw_colours(draws, config)
     stages = colour_stages(parameters, config.augmentation, config.channels)
     mean, std = channel_statistics(config.channels)
     shape = config.channels, config.image_size, config.image_size

@@ -75,17 +75,23 @@ def draw_crops(
 
 
 def draw_colours(
-    draws: Float64[Tensor, f"batch {COLOUR_DRAWS}"], augmentation: Augmentation, blur: bool
+    draws: Float64[Tensor, f"batch {COLOUR_DRAWS}"],
+    augmentation: Augmentation,
+    blur: bool,
+    strength: float = 1.0,
 ) -> ColourParameters:
     """Official MoCo's colours, or "plain": none but the flip, as in evaluations that train.
 
     v1: grey 0.2; ColorJitter(0.4, 0.4, 0.4, 0.4) always; flip 0.5.
     v2: ColorJitter(0.4, 0.4, 0.4, 0.1) 0.8; grey 0.2; blur of sigma U(0.1, 2) 0.5; flip 0.5.
+    `strength` multiplies the jitter's ranges and the probability of grey.
     """
     second, plain = augmentation == "moco-v2", augmentation == "plain"
-    brightness, contrast, saturation = (0.6 + 0.8 * draws[:, 4:7].T).float()
-    hue = (0.1 if second else 0.4) * (2 * draws[:, 7] - 1)
-    jitter, grey, blurred, flip = (draws[:, 8:12] < draws.new_tensor([0.8, 0.2, 0.5, 0.5])).T
+    width = 0.4 * strength
+    brightness, contrast, saturation = (1 - width + 2 * width * draws[:, 4:7].T).float()
+    hue = (0.1 if second else 0.4) * strength * (2 * draws[:, 7] - 1)
+    chances = draws.new_tensor([0.8, 0.2 * strength, 0.5, 0.5])
+    jitter, grey, blurred, flip = (draws[:, 8:12] < chances).T
     return ColourParameters(
         order=draws[:, :4].argsort(dim=1),
         brightness=brightness,

@@ -12,6 +12,7 @@ from hardmix.data.datasets import has_test, open_images
 from hardmix.data.image_set import ImageSet
 from hardmix.errors import InputError
 from hardmix.evaluation.accuracy import Accuracy
+from hardmix.evaluation.baselines import ColourHistogram
 from hardmix.evaluation.features import Features, TrainedEncoder, extract, load_encoder
 from hardmix.models.backbones import build_backbone
 from hardmix.runs.folder import Run
@@ -101,9 +102,11 @@ def hold_out(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet]:
 
 
 def baseline_trunk(evaluated: EvaluatedRun, baseline: Baseline) -> nn.Module:
-    """Return an untrained baseline: raw pixels, or the same network with random weights."""
+    """Return an untrained baseline: raw pixels, a colour histogram, or a random network."""
     if baseline == "pixels":
         return nn.Flatten()
+    if baseline == "colours":
+        return ColourHistogram()
     torch.manual_seed(seed_of("weights", evaluated.run.config().train.seed))
     trunk = build_backbone(
         evaluated.encoder.backbone, evaluated.encoder.channels, evaluated.encoder.image_size

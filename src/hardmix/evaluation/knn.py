@@ -58,6 +58,29 @@ def knn_accuracy(
 
     With `leave_one_out`, the test images are the training images and none votes for itself.
     """
+    votes = knn_votes(
+        train_features,
+        train_labels,
+        test_features,
+        test_labels,
+        k=k,
+        temperature=temperature,
+        leave_one_out=leave_one_out,
+    )
+    return accuracy_of(votes, test_labels)
+
+
+def knn_votes(
+    train_features: Float[Tensor, "train dim"],
+    train_labels: Int[Tensor, " train"],
+    test_features: Float[Tensor, "test dim"],
+    test_labels: Int[Tensor, " test"],
+    *,
+    k: int = 200,
+    temperature: float = 0.07,
+    leave_one_out: bool = False,
+) -> Float[Tensor, "test classes"]:
+    """Return the votes for each class, of which `knn_accuracy` takes the highest."""
     classes = count_classes(train_labels, test_labels, "k-NN")
     if k < 1:
         raise InputError(f"k={k} must be at least 1: the number of neighbours that vote.")
@@ -73,4 +96,4 @@ def knn_accuracy(
         near = similarity.topk(k, dim=1)
         weights = ((near.values - 1) / temperature).exp()
         votes[start : start + CHUNK].scatter_add_(1, train_labels[near.indices], weights)
-    return accuracy_of(votes, test_labels)
+    return votes

@@ -46,6 +46,9 @@ class Run:
 
     `path` is the folder; `config_file`, `metrics_file`, `hardness_file`, `status_file`,
     `images_file` and `encoder_file` are in it, and `checkpoints`, `results` and `figures`.
+    `start_file` has the weights that the trunk started from, if they were not random;
+    `trained_file` has the trained encoder if `encoder_file` is not it, because training made the
+    weights it started from worse. `fitting_file` says what the recipe photos chose, and why.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -59,6 +62,9 @@ class Run:
         self.results = self.path / "results"
         self.figures = self.path / "figures"
         self.encoder_file = self.path / "encoder.safetensors"
+        self.trained_file = self.path / "encoder-trained.safetensors"
+        self.start_file = self.path / "start.safetensors"
+        self.fitting_file = self.path / "fitting.json"
         self._unwritten: list[tuple[Path, str]] = []
         self._place: tuple[int, int] | None = None
 
@@ -198,9 +204,17 @@ class Run:
                 write_atomically(file, "".join(kept).encode())
 
     def write_encoder(
-        self, trunk: nn.Module, config: PretrainConfig, backbone: str | None = None
+        self,
+        trunk: nn.Module,
+        config: PretrainConfig,
+        backbone: str | None = None,
+        file: Path | None = None,
     ) -> None:
-        """Write the trunk to encoder.safetensors, under torchvision's names if it has them."""
+        """Write the trunk to encoder.safetensors, under torchvision's names if it has them.
+
+        `file` is another file to write it to.
+        """
+        file = file or self.encoder_file
         weights = {k: v.detach().cpu().contiguous() for k, v in trunk.state_dict().items()}
         facts = {
             "backbone": backbone or config.model.backbone,
@@ -211,11 +225,11 @@ class Run:
         }
         data = pack_safetensors(weights, facts)
         try:
-            write_atomically(self.encoder_file, data)
+            write_atomically(file, data)
         except OSError as error:
             raise OutputError(
                 f"the encoder could not be written ({error.strerror}):"
-                f" {room(self.encoder_file, len(data))}; existing checkpoints are kept: free some"
+                f" {room(file, len(data))}; existing checkpoints are kept: free some"
                 " space, then resume the run (--resume) to write it."
             ) from error
 

@@ -20,6 +20,9 @@ from rich.text import Text
 QUIET_SECONDS = 20.0
 """Where there is no terminal, a progress line at most this often."""
 
+BAR, ETA = 21, 9
+"""Columns of a terminal that the bar and the remaining time take, with the space before each."""
+
 _out = Console(highlight=False, markup=False, emoji=False)
 _err = Console(stderr=True, highlight=False, markup=False, emoji=False)
 _rank = 0
@@ -39,6 +42,17 @@ def speak_as(rank: int) -> None:
     global _rank
     _rank = rank
     _out.quiet = rank > 0
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Within, nothing is said and nothing is warned of: it will be said again."""
+    before = _out.quiet, _err.quiet
+    _out.quiet = _err.quiet = True
+    try:
+        yield
+    finally:
+        _out.quiet, _err.quiet = before
 
 
 def say(text: str) -> None:
@@ -109,11 +123,13 @@ class _Shield(io.TextIOBase):
         self._stream.flush()
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table; the first column is text, the others are numbers."""
+def table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], text: Sequence[int] = (0,)
+) -> None:
+    """A table; the columns in `text`, counted from 0, are text, the others are numbers."""
     shown = Table(title=visible(title), title_justify="left")
     for index, name in enumerate(columns):
-        shown.add_column(visible(name), justify="left" if index == 0 else "right")
+        shown.add_column(visible(name), justify="left" if index in text else "right")
     for row in rows:
         shown.add_row(*(Text(visible(cell)) for cell in row))
     _out.print(shown)
@@ -126,18 +142,31 @@ class Meter:
         self._bar, self._title, self._total, self._first = bar, title, total, done
         self._task = None if bar is None else bar.add_task(title, total=total, completed=done)
         self._started = self._said = time.monotonic()
+        self._text = self._more = ""
 
-    def advance(self, done: int, text: str = "") -> None:
-        """So many of the total are done; `text` says how it goes."""
+    def advance(self, done: int, text: str | None = None, more: str = "") -> None:
+        """So many of the total are done; `text` says how it goes, as before if None.
+
+        `more` is shown where there is room for it: not on a terminal of 80 columns.
+        """
+        if text is not None:
+            self._text, self._more = text, more
         if self._bar is not None and self._task is not None:
-            shown = visible(f"{self._title} {text}")
-            self._bar.update(self._task, completed=done, description=shown)
+            self._bar.update(self._task, completed=done, description=self._shown())
             return
         now = time.monotonic()
         if now - self._said >= QUIET_SECONDS and done > self._first:
             left = (now - self._started) / (done - self._first) * (self._total - done)
-            say(f"{self._title} {done}/{self._total} {text} ETA {left:.0f} s")
+            said = " ".join(filter(None, [self._text, self._more]))
+            say(f"{self._title} {done}/{self._total} {said} ETA {left:.0f} s")
             self._said = now
+
+    def _shown(self) -> str:
+        """The title and the text, cut to what the bar and the time leave of a line."""
+        room = _out.width - BAR - ETA
+        short = f"{self._title} {self._text}"
+        whole = f"{short} {self._more}"
+        return visible(whole if len(whole) <= room else short)[: max(0, room)]
 
 
 @contextmanager
@@ -146,6 +175,10 @@ def progress(title: str, total: int, done: int = 0) -> Iterator[Meter]:
     if _rank or not _out.is_terminal:
         yield Meter(None, title, total, done)
         return
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn()
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=BAR - 1),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=_out, transient=True) as bar:
         yield Meter(bar, title, total, done)

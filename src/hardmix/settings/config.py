@@ -46,6 +46,10 @@ class DataConfig:
     """Image channels, 1 to 16. Unless it is 3, the colour operations are skipped."""
     augmentation: Augmentation = "moco-v2"
     """MoCo-v2's stronger augmentation, MoCo-v1's, or plain: random crop and flip only."""
+    colour_strength: float = setting(1.0, later=True, name="strength of colour changes")
+    """Factor on the colour changes of data.augmentation, 0 to 1: the jitter's ranges and the
+    probability of grey. 1: official MoCo's; 0: colours stay as they are. Lower it if colour tells
+    your images apart."""
     blur: bool = True
     """MoCo-v2's Gaussian blur; usually off for 32-pixel images."""
     min_scale: float = setting(0.2, name="smallest crop")
@@ -81,6 +85,7 @@ class DataConfig:
         check_between(self, "data", 0, 1024, "workers")
         check_between(self, "data", 1, 16, "channels")
         check_between(self, "data", 0.0, 1.0, "min_scale", "max_unreadable")
+        check_between(self, "data", 0.0, 1.0, "colour_strength")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +199,9 @@ class TrainConfig:
     """Steps between lines of metrics.jsonl."""
     knn_every: int = setting(10, resume=True, identity=False)
     """Epochs between measurements of the k-NN accuracy, if the images have labels; 0: never."""
+    verdict: bool = setting(True, resume=True, identity=False, later=True)
+    """At the end, compare the encoder with the untrained network, raw pixels, a colour histogram
+    and the weights it started from."""
     save_every: int = setting(1, resume=True, identity=False)
     """Epochs between checkpoints. The last two are kept, and the one with the best k-NN
     accuracy."""
@@ -247,6 +255,11 @@ class PretrainConfig:
     mix: MixConfig = field(default_factory=MixConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    choose: tuple[str, ...] = setting((), later=True, resume=True, identity=False)
+    """Settings, by dotted name, that the run chooses itself when it starts, from a look at the
+    images and from the measured speed (recipe photos). In a saved config all are chosen."""
+    minutes: float = setting(10.0, later=True, resume=True, identity=False)
+    """Time budget for settings that the run chooses itself."""
     options: MethodOptions | None = None
     """Settings that only this method has. Unset: its defaults."""
 
@@ -255,6 +268,8 @@ class PretrainConfig:
             known = ", ".join(nearest_first(self.method, METHOD_FACTS))
             raise InputError(f"there is no method {self.method!r}: choose one of {known}.")
         self._check_options()
+        if not 0.01 <= self.minutes <= 1e6:
+            raise InputError(f"minutes={self.minutes} must be between 0.01 and 1000000.")
         if self.uses("mix.num_hardest") and self.mix.num_hardest > self.train.queue_size:
             raise InputError(
                 f"mix.num_hardest={self.mix.num_hardest} exceeds"

@@ -13,8 +13,8 @@ from hardmix.settings.bounds import check_above, check_at_least, check_between, 
 ProbeSolver = Literal["lbfgs", "sgd"]
 """How the linear probe on cached features is fitted."""
 
-Baseline = Literal["pixels", "untrained"]
-"""Untrained baselines: raw pixels, or the same network with random weights."""
+Baseline = Literal["pixels", "untrained", "colours"]
+"""Untrained baselines: raw pixels, the same network with random weights, or a colour histogram."""
 
 EvaluationPrecision = Literal["fp32", "bf16"]
 """Number format of forward passes; float32 by default, so that results are comparable."""
@@ -32,7 +32,8 @@ class KnnOptions:
     temperature: float = 0.07
     """Softmax temperature of the vote."""
     baseline: tuple[Baseline, ...] = ()
-    """Also score untrained baselines: raw pixels, or the network with random weights."""
+    """Also score untrained baselines: raw pixels, the network with random weights, or a colour
+    histogram."""
 
     precision: EvaluationPrecision = "fp32"
     """Number format of the encoder's forward passes."""

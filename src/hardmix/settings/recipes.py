@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hardmix.settings.config import DataConfig, MixConfig, ModelConfig, PretrainConfig, TrainConfig
+from hardmix.settings.fitting import CHOSEN
 from hardmix.settings.methods import MethodName
 from hardmix.settings.optimizer_options import OptimizerConfig
 
@@ -65,6 +66,33 @@ def demo(method: MethodName = "mochi", oracle: bool = False) -> PretrainConfig:
     return _with_method(config, method)
 
 
+def photos(method: MethodName = "mochi", oracle: bool = False) -> PretrainConfig:
+    """Your own images: looks at the folder and chooses what fits it and a time budget.
+
+    Not in the paper, except for N/K, s/K and s'/K. Settings in `choose` are chosen when the run
+    starts; here they have values that go with any that a user gives.
+    """
+    config = PretrainConfig(
+        recipe="photos",
+        oracle=oracle,
+        data=DataConfig(image_size=32, blur=False),
+        model=ModelConfig(backbone="small", key_momentum=0.99),
+        mix=MixConfig(num_hardest=2, num_pairs=2, num_with_query=1, warm_up_epochs=12),
+        optimizer=OptimizerConfig(lr=0.06, weight_decay=5e-4),
+        train=TrainConfig(
+            epochs=100,
+            batch_size=64,
+            queue_size=512,
+            temperature=0.1,
+            exclude_same_image=True,
+            log_every=20,
+            knn_every=30,
+        ),
+        choose=CHOSEN,
+    )
+    return _with_method(config, method)
+
+
 @dataclass(frozen=True)
 class Entry:
     """A recipe and what `hardmix recipes` prints about it."""
@@ -93,6 +121,12 @@ RECIPES: dict[str, Entry] = {
         "not in the paper",
         "k-NN: raw pixels 41.5, MoCo-v2 61.7, MoCHi 61.2 (one seed, docs/results.md)",
         "35 minutes on 2 CPU cores",
+    ),
+    "photos": Entry(
+        photos,
+        "not in the paper",
+        "better neighbours than a colour histogram; says so if not (docs/own-images.md)",
+        "10 minutes, or --minutes",
     ),
     "demo": Entry(
         demo,

@@ -122,6 +122,21 @@ def settings(config: PretrainConfig) -> dict[str, Any]:
     return flatten(dataclasses.asdict(config))
 
 
+def with_settings(config: PretrainConfig, changes: Mapping[str, Any]) -> PretrainConfig:
+    """Return the config with settings changed, by dotted name."""
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        group, _, setting = name.partition(".")
+        groups.setdefault(group, {})[setting] = value
+    return dataclasses.replace(
+        config,
+        **{
+            group: dataclasses.replace(getattr(config, group), **new)
+            for group, new in groups.items()
+        },
+    )
+
+
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a saved config's settings by dotted name; a method's own are "NAME.setting"."""
     found: dict[str, Any] = {}

@@ -4,13 +4,13 @@ A small scale keeps the paper's ratios: N/K, s/K, s'/K, epochs without mixing ov
 200 : 400 : 800 epochs. Everything else is the recipe's. Imports no torch.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
 from hardmix.settings.config import PretrainConfig, TrainConfig
 from hardmix.settings.recipes import RECIPES
+from hardmix.settings.saved import with_settings
 from hardmix.sweep.grid_rows import HALF_WAY, SCHEDULE, Row
 
 ScaleName = Literal["paper", "cifar10", "shapes"]
@@ -68,17 +68,6 @@ def config_at(
 def recipe_at(row: Row, scale: ScaleName) -> str:
     """Return the paper's recipe for the row, or that of the small scale."""
     return SMALL_RECIPES.get(scale, row.recipe)
-
-
-def with_settings(config: PretrainConfig, changes: Mapping[str, Any]) -> PretrainConfig:
-    """Return the config with settings changed, by dotted name."""
-    groups: dict[str, dict[str, Any]] = {}
-    for name, value in changes.items():
-        group, _, setting = name.partition(".")
-        groups.setdefault(group, {})[setting] = value
-    return replace(
-        config, **{group: replace(getattr(config, group), **new) for group, new in groups.items()}
-    )
 
 
 def describe_scale(

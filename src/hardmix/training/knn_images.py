@@ -1,4 +1,7 @@
-"""The images that k-NN accuracy is measured on during training, opened before the first step."""
+"""The images that k-NN accuracy is measured on, opened before the first step.
+
+It is measured during training and for the verdict at the end.
+"""
 
 from typing import NamedTuple
 
@@ -24,7 +27,7 @@ def open_knn_images(config: PretrainConfig, images: ImageSet | None) -> KnnImage
     """Return the labelled images of both splits, or None if k-NN cannot be measured."""
     seed = config.train.seed
     bank = None if images is None else _with_classes(images, seed)
-    if bank is None or not config.train.knn_every:
+    if bank is None or not (config.train.knn_every or config.train.verdict):
         return None
     if not has_test(config.data):
         return KnnImages(bank, None)

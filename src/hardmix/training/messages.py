@@ -5,6 +5,7 @@ import math
 import shlex
 from typing import Any
 
+from hardmix.data.datasets import data_name
 from hardmix.data.image_set import ImageSet
 from hardmix.runs.folder import Run
 from hardmix.runtime.atomic_files import write_atomically
@@ -16,30 +17,21 @@ from hardmix.settings.config import PretrainConfig
 from hardmix.settings.optimizer_options import OptimizerConfig
 from hardmix.settings.saved import settings
 from hardmix.settings.titles import method_title
+from hardmix.training.state import Training
 
 SKIPPED_SHOWN = 20
 """Unreadable images that have a line each."""
-COLLAPSED = 0.05
-"""Spread of the keys (1 for a uniform sphere) below which all images look the same."""
 
 
-def watch(line: dict[str, Any]) -> None:
-    """Warn about a collapse, in which every image has the same key."""
-    if line.get("spread", 1.0) < COLLAPSED and line["epoch"] > 0:
-        warn(
-            f"step {line['step']}: the keys have collapsed (spread {line['spread']:.3f}; 1 is"
-            " uniform): lower optimizer.lr, or raise model.key_momentum."
-        )
-
-
-def progress_text(line: dict[str, Any], config: PretrainConfig) -> str:
-    """Return the progress on one line."""
+def progress_text(line: dict[str, Any], config: PretrainConfig) -> tuple[str, str]:
+    """Return the progress in a few words, and more for whoever has room for it."""
     text = f"epoch {line['epoch'] + 1}/{config.train.last_epoch} loss {line['loss']:.3f}"
+    more = ""
     if "proxy_accuracy" in line:
         chance = math.log(1 + config.train.queue_size)
-        text += f" (chance {chance:.2f}) proxy {line['proxy_accuracy']:.0%}"
-        text += f" queue {line['queue_filled']:.0%}"
-    return f"{text} {line['images_per_second']:.0f} images/s"
+        more = f"(chance {chance:.2f}) proxy {line['proxy_accuracy']:.0%}"
+        more += f" queue {line['queue_filled']:.0%}"
+    return f"{text} {line['images_per_second']:.0f} images/s", more
 
 
 def describe_start(
@@ -77,18 +69,17 @@ def _optimizer(config: OptimizerConfig) -> str:
     return f"{config.name}, learning rate {config.lr:g}, {config.schedule}{warm_up}"
 
 
-def summarize(
-    config: PretrainConfig, run: Run, step: int, seconds: float, unreadable: dict[int, str]
-) -> None:
-    """Print the result, and what to try next."""
+def summarize(training: Training, verdict: dict[str, Any] | None) -> None:
+    """Print the result, the verdict on the encoder, and what to try next."""
     if not is_main():
         return
+    config, run, unreadable = training.config, training.run, training.loader.unreadable
     lines = run.metrics()
     knn = [line["knn"] for line in lines if "knn" in line]
     loss = [line["loss"] for line in lines if "loss" in line]
     result = {
-        "steps": step,
-        "seconds": seconds,
+        "steps": training.step,
+        "seconds": training.seconds,
         "loss": loss[-1] if loss else None,
         "knn": knn[-1] if knn else None,
         "unreadable": list(unreadable.values()),
@@ -96,15 +87,30 @@ def summarize(
     }
     run.write_result("pretrain", result)
     shown = f", k-NN accuracy {knn[-1]:.3f}" if knn else ""
-    say(f"Done: {step} steps in {seconds:.0f} s{shown}. Wrote {run.encoder_file}")
+    say(f"Done: {training.step} steps in {training.seconds:.0f} s{shown}. Wrote {run.encoder_file}")
     if unreadable:
         _tell_unreadable(list(unreadable.values()), run)
-    say("Next:")
+    if verdict is not None:
+        _tell_verdict(verdict)
+    _tell_next(config, run)
+
+
+def _tell_verdict(verdict: dict[str, Any]) -> None:
+    say(f"Verdict: {verdict['text']}")
+    if verdict["next"]:
+        say("What may help, the likeliest first:")
+    for advice in verdict["next"]:
+        say(f"  {advice}")
+
+
+def _tell_next(config: PretrainConfig, run: Run) -> None:
     folder = shlex.quote(str(run.path))
-    if knn:
-        say(f"  hardmix knn {folder} --baseline pixels untrained")
-        say(f"  hardmix linear {folder}")
-    say(f"  hardmix features {folder} --data.root FOLDER --out features.csv")
+    elsewhere = data_name(config.data) in ("shards", "own")
+    root = " --data.root FOLDER" if elsewhere else ""
+    say("Next:")
+    say(f"  hardmix report {folder} --out report.html")
+    say(f"  hardmix explore {folder}{root} --out explore.html")
+    say(f"  hardmix neighbours {folder} IMAGE{root} --out neighbours.png")
     longer = f"--resume --train.epochs {2 * config.train.last_epoch}"
     say(f"  hardmix pretrain --out {folder} {longer}")
 

@@ -1,5 +1,6 @@
 """Pre-training, from images to an encoder. The functions are in the order they run."""
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from hardmix.evaluation.features import extract
 from hardmix.evaluation.knn import knn_accuracy
 from hardmix.mixing.plans import Strategy
 from hardmix.runs.folder import OWN_TRUNK, Resume, Run, check_resumable
-from hardmix.runtime.atomic_files import locked_folder, remove_leftovers
+from hardmix.runtime.atomic_files import locked_folder, remove_leftovers, write_atomically
 from hardmix.runtime.console import Meter, progress, say
 from hardmix.runtime.device import Late, algorithms_chosen
 from hardmix.runtime.distributed import (
@@ -36,12 +37,12 @@ from hardmix.runtime.signals import listening
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.roots import absolute_root
 from hardmix.settings.schedules import shown_epochs
+from hardmix.training.fitting import as_saved, fit_run
 from hardmix.training.messages import (
     describe_start,
     progress_text,
     summarize,
     tell_profile,
-    watch,
 )
 from hardmix.training.metric_logs import OnLog
 from hardmix.training.restoring import restore
@@ -55,6 +56,7 @@ from hardmix.training.state import (
 )
 from hardmix.training.step import take_step
 from hardmix.training.unsaved import GONE, end_if_gone
+from hardmix.training.verdict import conclude
 
 
 def pretrain(
@@ -93,12 +95,19 @@ def pretrain(
     run = Run(out)
     again = bool(agree_on_max(int(is_main() and run.resumes(resume))))
     with listening() as stop:
+        fitting: dict[str, Any] | None = None
+        if config.choose and again:
+            config = as_saved(config, run)
+        elif config.choose:
+            config, fitting = fit_run(config, run, own, stop)
         training = prepare(config, run, own, stop)
         device = training.compute.device
         profiled = profiling(config.train.profile, device)
         chosen = algorithms_chosen(device, config.train.deterministic)
         with locked_folder(run.path), status_recorded(training), chosen, profiled as stopwatch:
             start(training, resume=again, allow_changed_data=allow_changed_data)
+            if fitting is not None:
+                write_atomically(run.fitting_file, (json.dumps(fitting, indent=2) + "\n").encode())
             train(training)
             lost = finish(training, None if trunk is None else OWN_TRUNK)
             tell_profile(run, stopwatch)
@@ -142,6 +151,8 @@ def start(training: Training, *, resume: bool, allow_changed_data: bool = False)
         describe_start(config, training.images, training.compute, run)
         training.data = record_data(training.images, config.data)
         restored = resume and restore(training, allow_changed_data=allow_changed_data)
+        if not restored and training.starts_from_weights and is_main():
+            run.write_encoder(training.method.trunk, config, file=run.start_file)
         write_list(run.images_file, training.data)
         training.data = training.data._replace(sizes=None)
         for metric_log in training.logs:
@@ -198,9 +209,11 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
             training.seconds += seconds
             line["images_per_second"] = images / seconds
             log(training, line)
-            watch(line)
-            meter.advance(training.step, progress_text(line, config))
+            training.watch.see(line)
+            meter.advance(training.step, *progress_text(line, config))
             started, images = time.perf_counter(), 0
+        else:
+            meter.advance(training.step)
         end_step()
 
 
@@ -274,7 +287,8 @@ def finish(training: Training, backbone: str | None) -> str:
     end_if_gone(agree_on_max(0 if run.is_in_place() else GONE), run, training.step)
     run.write_encoder(training.method.trunk, training.config, backbone)
     try:
-        summarize(training.config, run, training.step, training.seconds, training.loader.unreadable)
+        verdict = conclude(training, backbone) if training.config.train.verdict else None
+        summarize(training, verdict)
     except OSError:
         summarized = False
     return broadcast_text(training.saved.lost_end(run, summarized))

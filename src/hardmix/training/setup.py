@@ -22,7 +22,9 @@ from hardmix.runtime.memory import memory_of
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import DataConfig, PretrainConfig
+from hardmix.settings.fitting import QUEUE_SHARE
 from hardmix.training.knn_images import open_knn_images
+from hardmix.training.learning import Watch
 from hardmix.training.loss_scaler import LossScaler
 from hardmix.training.metric_logs import OnLog, open_logs
 from hardmix.training.nan_guard import StepSnapshot, judged_late
@@ -61,9 +63,10 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
     )
     check_data(config, images)
     torch.manual_seed(seed_of("weights", config.train.seed))
+    trunk = initial_trunk(config, run) if own.trunk is None else own.trunk
     materials = Materials(
         compute,
-        initial_trunk(config, run) if own.trunk is None else own.trunk,
+        trunk,
         own.strategy,
         None if images is None else len(images),
         len(images.classes or ()) if images is not None else 0,
@@ -91,6 +94,9 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
         scaler=LossScaler(compute.device) if compute.precision == "fp16" else None,
         stop=stop,
         knn_images=open_knn_images(config, images),
+        own_trunk=own.trunk is not None,
+        starts_from_weights=trunk is not None,
+        watch=Watch(config),
     )
 
 
@@ -137,11 +143,12 @@ def check_data(config: PretrainConfig, images: ImageSet | None) -> None:
     if not config.uses("train.queue_size") or images is None:
         return
     number = len(images)
-    if config.train.queue_size >= number - config.train.batch_size:
+    if QUEUE_SHARE * config.train.queue_size > number:
+        masked = "; set train.exclude_same_image" * (not config.train.exclude_same_image)
         warn(
-            f"train.queue_size={config.train.queue_size} is close to or above the {number} images:"
-            " queries will meet older keys of their own image; set train.exclude_same_image, or"
-            " lower train.queue_size."
+            f"train.queue_size={config.train.queue_size} is more than a fifth of the {number}"
+            " images: queries often meet older keys of their own image and of similar ones; lower"
+            f" train.queue_size to {max(1, number // QUEUE_SHARE)} or less{masked}."
         )
     splits = config.model.key_bn_splits
     if splits == 1 and world_size() == 1:

@@ -35,6 +35,7 @@ from hardmix.runtime.distributed import (
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import PretrainConfig
 from hardmix.training.knn_images import KnnImages
+from hardmix.training.learning import Watch
 from hardmix.training.loss_scaler import LossScaler
 from hardmix.training.metric_logs import MetricLog
 from hardmix.training.nan_guard import (
@@ -70,8 +71,14 @@ class Training:
     scaler: LossScaler | None
     """The loss scaler, for train.precision=fp16 only."""
     stop: StopRequest
+    watch: Watch
+    """Looks for signs that nothing is learnt."""
     knn_images: KnnImages | None = None
     """Labelled images that k-NN accuracy is measured on during training, if there are any."""
+    own_trunk: bool = False
+    """Whether the network was passed by a program, and cannot be built from its name."""
+    starts_from_weights: bool = False
+    """Whether the trunk's first weights were not random, as far as known."""
     opened: list[MetricLog] = field(default_factory=list)
     """The members of `logs` that must be closed."""
     data: DataRecord = field(default=DataRecord("", None))

@@ -1,0 +1,222 @@
+"""The recipe `photos` before its first step: look at the images, measure a few steps, choose.
+
+Rank 0 looks and decides; all ranks take the measured steps, in the number of processes of the run.
+What was chosen is saved in config.json, and why in fitting.json: a resumed run chooses nothing.
+"""
+
+import json
+import time
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+from statistics import median
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import normalize
+from torchvision.transforms.v2.functional import resize
+
+from hardmix.data.augment import channel_statistics
+from hardmix.data.datasets import data_name, has_test, open_images
+from hardmix.data.image_files import UnreadableImage, read_image
+from hardmix.data.image_ops import normalise
+from hardmix.data.image_set import ImageSet
+from hardmix.errors import InputError
+from hardmix.evaluation.baselines import ColourHistogram
+from hardmix.runs.folder import Run
+from hardmix.runtime.console import say, silent, table
+from hardmix.runtime.device import choose_compute
+from hardmix.runtime.distributed import agree_on_max, broadcast_text, is_main, world_size
+from hardmix.runtime.signals import StopRequest
+from hardmix.settings.config import PretrainConfig
+from hardmix.settings.fitting import SHOWN, Choice, FolderFacts, Machine, Pace, fit
+from hardmix.settings.saved import build_config, settings, to_json, with_settings
+from hardmix.training.setup import Own, prepare
+from hardmix.training.state import Training, settle
+from hardmix.training.step import take_step
+from hardmix.weights.initial import FETCHED, recognised_backbone
+
+LOOKED_AT = 200
+"""Images that are looked at."""
+LOOK_SECONDS = 10.0
+"""Time after which a look is long enough."""
+SIDE = 32
+"""Pixels of the halves of an image whose colours are compared."""
+WARM_UP, FEWEST_STEPS, MOST_STEPS, STEP_SECONDS = 2, 5, 20, 5.0
+"""Steps that are not measured, and how many are, in how much time."""
+FETCHED_BACKBONES = {"timm": "timm:tf_efficientnet_lite0", "torchvision": "resnet18"}
+"""Small networks with pre-trained weights, for model.init=timm and torchvision."""
+
+
+def fit_run(
+    config: PretrainConfig, run: Run, own: Own, stop: StopRequest
+) -> tuple[PretrainConfig, dict[str, Any]]:
+    """Return the config with every setting chosen, and what was seen, measured and chosen."""
+    started = time.monotonic()
+    config = _with_backbone(config)
+    say("Looking at the images, and measuring a few steps.")
+    facts = FolderFacts(*_of_rank_0(look(config, own) if is_main() else ()))
+    gpu = choose_compute(config.train.device, config.train.precision).device.type != "cpu"
+    machine = Machine(gpu, world_size())
+    pace = measure_pace(fit(config, facts, machine).config, facts, run, own, stop)
+    pace = Pace(*_of_rank_0(pace._replace(spent=time.monotonic() - started)))
+    fitted = fit(config, facts, machine, pace)
+    tell(fitted.choices, facts, config.minutes)
+    record = {
+        "minutes": config.minutes,
+        "images": facts._asdict(),
+        "machine": machine._asdict(),
+        "pace": pace._asdict(),
+        "choices": {each.name: each._asdict() for each in fitted.choices},
+    }
+    return fitted.config, record
+
+
+def as_saved(config: PretrainConfig, run: Run) -> PretrainConfig:
+    """Return what the run chose when it started, for a program that resumes it by its recipe."""
+    text = to_json(run.config()).decode() if is_main() else ""
+    saved = settings(build_config(json.loads(broadcast_text(text)), str(run.config_file)))
+    return replace(with_settings(config, {n: saved[n] for n in config.choose}), choose=())
+
+
+def _of_rank_0(numbers: tuple[Any, ...]) -> list[Any]:
+    found: list[Any] = json.loads(broadcast_text(json.dumps(numbers)))
+    return found
+
+
+def _with_backbone(config: PretrainConfig) -> PretrainConfig:
+    """Return the config with the backbone of `model.init`, unless the user has named one."""
+    init = config.model.init
+    if init is None or "model.backbone" not in config.choose:
+        return config
+    name = FETCHED_BACKBONES[init] if init in FETCHED else recognised_backbone(init)
+    return with_settings(config, {"model.backbone": name})
+
+
+def look(config: PretrainConfig, own: Own) -> FolderFacts:
+    """Return the number of images, their sizes, and how much colour tells them apart."""
+    if own.images is None and data_name(config.data) == "shards":
+        raise InputError(
+            f"data.root={config.data.root}: the recipe photos looks at the images first, but shards"
+            " are a stream; use a folder, or another recipe."
+        )
+    images = own.images
+    if images is None:
+        images = open_images(config.data, "train", config.train.seed)
+    tests = 0
+    if own.images is None and images.labels is not None and has_test(config.data):
+        with silent():
+            tests = len(open_images(config.data, "test", config.train.seed))
+    sides, pictures = look_at(images)
+    side = int(torch.tensor(sides).median())
+    colour = told_by_colour(pictures) if images.channels == 3 else 0.0
+    return FolderFacts(len(images), side, colour, images.labels is not None, tests)
+
+
+def look_at(images: ImageSet) -> tuple[list[int], list[Tensor]]:
+    """Return the shorter side, and small pixels, of up to 200 images from all over the set."""
+    started = time.monotonic()
+    sides: list[int] = []
+    pictures: list[Tensor] = []
+    for index in range(0, len(images), max(1, len(images) // LOOKED_AT)):
+        if len(pictures) >= LOOKED_AT or time.monotonic() - started > LOOK_SECONDS:
+            break
+        with suppress(UnreadableImage):
+            picture = _small_image(images, index)
+            pictures.append(picture)
+            sides.append(_short_side(images, index, picture))
+    return sides, pictures
+
+
+def _small_image(images: ImageSet, index: int) -> Tensor:
+    """Decode an image, large photographs at a reduced size, which is much faster."""
+    if images.files is None or images.read is not read_image:
+        return images.image(index)
+    return read_image(images.files[index], images.channels, images.max_pixels, reduce=2 * SIDE)
+
+
+def _short_side(images: ImageSet, index: int, picture: Tensor) -> int:
+    if images.files is not None and min(picture.shape[1:]) >= 2 * SIDE:
+        with suppress(OSError), Image.open(images.files[index]) as opened:
+            return min(opened.size)
+    return min(picture.shape[1:])
+
+
+def told_by_colour(pictures: list[Tensor]) -> float:
+    """Return how often the colours of an image's left half find its right half among all.
+
+    Of 200 images, chance is 0.005. Where it is near 1, every image has colours of its own, and
+    colour changes take away what tells them apart.
+    """
+    if len(pictures) < 2:
+        return 0.0
+    width = [each.shape[2] // 2 for each in pictures]
+    left = [each[:, :, :half] for each, half in zip(pictures, width, strict=True)]
+    right = [each[:, :, -half:] for each, half in zip(pictures, width, strict=True)]
+    first, second = (normalize(_colours(halves), dim=1) for halves in (left, right))
+    found = (first @ second.T).argmax(dim=1)
+    return float((found == torch.arange(len(found))).float().mean())
+
+
+def _colours(pictures: list[Tensor]) -> Tensor:
+    small = torch.stack([resize(each, [SIDE, SIDE], antialias=True) for each in pictures])
+    colours: Tensor = ColourHistogram()(normalise(small.float().div(255), *channel_statistics(3)))
+    return colours
+
+
+def measure_pace(
+    config: PretrainConfig, facts: FolderFacts, run: Run, own: Own, stop: StopRequest
+) -> Pace:
+    """Take a few steps as the run will take them, and forget them."""
+    number = min(facts.images, max(256, 4 * config.train.batch_size))
+    changes: dict[str, Any] = {"data.num_images": number, "mix.warm_up_epochs": 0}
+    few = with_settings(config, changes | {"train.tensorboard": False, "train.wandb": False})
+    with silent():
+        training = prepare(few, run, replace(own, on_log=None), stop)
+        try:
+            started = time.perf_counter()
+            training.loader.prepare()
+            decode = (time.perf_counter() - started) / number
+            return Pace(_step_seconds(training, 0.1 * 60 * config.minutes), decode)
+        finally:
+            training.loader.close()
+
+
+def _step_seconds(training: Training, most: float) -> float:
+    """Return the median time of some steps, the first ones left out; on all ranks.
+
+    The median, because one step that waited for another program would decide alone.
+    """
+    started = time.perf_counter()
+    times: list[float] = []
+    batches = ((epoch, batch) for epoch in count() for batch in training.loader.epoch(epoch))
+    for epoch, batch in batches:
+        spent = time.perf_counter() - started
+        more = len(times) < WARM_UP + FEWEST_STEPS or spent < min(STEP_SECONDS, most)
+        if not agree_on_max(int(is_main() and more and len(times) < WARM_UP + MOST_STEPS)):
+            break
+        take_step(training, batch, epoch)
+        settle(training)
+        times.append(time.perf_counter() - started - sum(times))
+    return median(times[WARM_UP:])
+
+
+def tell(choices: list[Choice], facts: FolderFacts, minutes: float) -> None:
+    """Print what was chosen, and why; and if the time is too short for it."""
+    rows = [[each.name, _shown(each.value), each.why] for each in choices if each.name in SHOWN]
+    table(
+        f"Chosen for {facts.images:,} images and {minutes:g} minutes",
+        ["setting", "value", "why"],
+        [row for row in rows if row[1] != "all" or row[2] == "yours"],
+        text=(0, 2),
+    )
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "all"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

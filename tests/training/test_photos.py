@@ -1,0 +1,142 @@
+"""The recipe photos on real folders: it looks, measures and chooses once, and says why."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+import hardmix.training.fitting as fitting
+import hardmix.training.pretrain as loop
+import ranks
+from hardmix.commands import main as cli
+from hardmix.runs.folder import Run
+from hardmix.settings.recipes import photos
+from hardmix.settings.saved import settings, with_settings
+from hardmix.training.fitting import look, look_at, told_by_colour
+from hardmix.training.setup import Own
+
+
+def picture(generator, height=40, width=48, colour=None):
+    """Noise around a colour."""
+    base = torch.randint(0, 200, (3, 1, 1), generator=generator) if colour is None else colour
+    noise = torch.randint(0, 40, (3, height, width), generator=generator)
+    return (base + noise).clamp(0, 255).to(torch.uint8)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    for number in range(60):
+        file = tmp_path / "photos" / f"{number}.png"
+        file.parent.mkdir(exist_ok=True)
+        pixels = picture(generator).permute(1, 2, 0).numpy()
+        Image.fromarray(pixels).save(file)
+    return tmp_path / "photos"
+
+
+def run_command(*words):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*map(str, words)])
+    return ended.value.code
+
+
+def test_colours_of_their_own_tell_images_apart_and_equal_ones_do_not():
+    generator = torch.Generator().manual_seed(0)
+    own = [picture(generator) for _ in range(60)]
+    same = [picture(generator, colour=torch.full((3, 1, 1), 99)) for _ in range(60)]
+    assert told_by_colour(own) > 0.7
+    assert told_by_colour(same) < 0.2
+    assert told_by_colour(own[:1]) == 0.0
+
+
+def test_a_look_finds_number_sizes_and_colours(folder):
+    for number in range(3):
+        Image.new("RGB", (900, 700 + number)).save(folder / f"large{number}.jpg")
+    config = with_settings(photos(), {"data.root": str(folder)})
+    facts = look(config, Own())
+    assert (facts.images, facts.short_side, facts.labelled, facts.tests) == (63, 40, False, 0)
+    assert facts.colour > 0.6
+    sides, pictures = look_at(fitting.open_images(config.data, "train", 0))
+    assert sorted(sides)[-3:] == [700, 701, 702]  # of the files, though decoded at a smaller size
+    assert max(max(each.shape) for each in pictures) < 200
+
+
+def test_a_folder_becomes_an_encoder_with_reasons_and_a_verdict(folder, tmp_path, capfd):
+    out = tmp_path / "run"
+    words = ("--minutes", 0.05, "--data.workers", 0, "--train.queue-size", 5)
+    assert run_command("pretrain", "photos", "--data.root", folder, "--out", out, *words) == 0
+    said = capfd.readouterr().out
+    for words in ("Chosen for 60 images and 0.05 minutes", "told by their colours", "yours"):
+        assert words in said
+    for command in ("report", "explore", "neighbours"):
+        assert f"\n  hardmix {command} {out}" in said
+    saved = Run(out).config()
+    assert saved.choose == ()
+    assert (saved.train.queue_size, saved.train.batch_size) == (5, 8)
+    assert saved.train.exclude_same_image
+    record = json.loads((out / "fitting.json").read_text())
+    assert record["choices"]["train.queue_size"]["why"] == "yours"
+    assert record["choices"]["train.epochs"]["value"] == saved.train.epochs
+    assert record["images"]["images"] == 60
+    verdict = json.loads((out / "results" / "verdict.json").read_text())
+    assert f"Verdict: {verdict['text']}" in said.replace("\n", " ")
+    assert verdict["measure"] == "views"
+
+
+def refuse(*_, **__):
+    raise AssertionError("measured again")
+
+
+def test_a_resume_never_measures_again(folder, tmp_path, monkeypatch):
+    config = with_settings(photos(), {"data.root": str(folder), "data.workers": 0})
+    config = dataclasses.replace(config, minutes=0.05)
+    run = loop.pretrain(config, tmp_path / "run")
+    monkeypatch.setattr(loop, "fit_run", refuse)
+    before = settings(run.config())
+    assert run_command("pretrain", "--out", run.path, "--resume") == 0
+    loop.pretrain(config, run.path, resume=True)  # by its recipe, as a program would
+    assert settings(run.config()) == before
+    again = tmp_path / "again"
+    saved = ("--config", run.config_file)
+    assert run_command("pretrain", *saved, "--out", again) == 0
+    losses = [[line.get("loss") for line in Run(each).metrics()] for each in (run.path, again)]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(("number", "words"), [(3, "there are 3 images"), (0, "empty folder")])
+def test_too_few_images_get_one_clear_message(number, words, tmp_path, capfd):
+    (tmp_path / "few").mkdir()
+    for each in range(number):
+        Image.new("RGB", (40, 40)).save(tmp_path / "few" / f"{each}.png")
+    out = tmp_path / "run"
+    assert run_command("pretrain", "photos", "--data.root", tmp_path / "few", "--out", out) == 2
+    error = capfd.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+    assert not out.exists()
+
+
+def test_shards_are_refused(capfd, tmp_path):
+    out = tmp_path / "run"
+    words = ("--data.root", tmp_path / "a-{0..3}.tar", "--data.num-images", 100)
+    assert run_command("pretrain", "photos", *words, "--out", out) == 2
+    assert "shards are a stream" in capfd.readouterr().err
+
+
+def train_photos(folder, out):
+    config = with_settings(
+        photos(), {"data.root": str(folder), "data.workers": 0, "train.device": "cpu"}
+    )
+    loop.pretrain(dataclasses.replace(config, minutes=0.05), out)
+
+
+def test_two_processes_choose_the_same(folder, tmp_path):
+    ranks.all_ranks(train_photos, folder, tmp_path / "run")
+    saved = Run(tmp_path / "run").config()
+    assert saved.choose == ()
+    assert saved.train.batch_size % 2 == 0
+    assert json.loads((tmp_path / "run" / "fitting.json").read_text())["machine"]["processes"] == 2
+    verdict = json.loads((tmp_path / "run" / "results" / "verdict.json").read_text())
+    assert verdict["images"] == 60

@@ -1,0 +1,209 @@
+"""The verdict: the right numbers, honest words, and the better of two encoders is kept."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import ranks
+from hardmix.data.image_set import ImageSet
+from hardmix.evaluation.baselines import ColourHistogram, ReducedPixels
+from hardmix.evaluation.comparison import Scores, shared_neighbours
+from hardmix.runs.folder import Run
+from hardmix.settings.recipes import demo
+from hardmix.training import verdict as verdicts
+from hardmix.training.knn_images import KnnImages
+from hardmix.training.pretrain import pretrain
+from hardmix.training.verdict import choose_images, compare
+from hardmix.training.verdict_words import advise, tell
+
+
+def read(run):
+    return json.loads((run.results / "verdict.json").read_text())
+
+
+def test_a_histogram_counts_colours():
+    pixels = torch.zeros(1, 3, 4, 4)
+    pixels[:, 0, :2] = 1.0  # the upper half is red, the lower one black
+    mean, std = (torch.tensor(each)[:, None, None] for each in verdict_statistics())
+    found = ColourHistogram()((pixels - mean) / std)[0]
+    assert found.shape == (512,)
+    assert found[7 * 64].item() == pytest.approx(0.5**0.5)
+    assert found[0].item() == pytest.approx(0.5**0.5)
+    assert found.norm().item() == pytest.approx(1)
+    assert ColourHistogram()(torch.zeros(2, 5, 8, 8)).shape == (2, 5 * 64)
+
+
+def verdict_statistics():
+    return (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def test_pixels_of_large_images_are_reduced():
+    assert ReducedPixels()(torch.zeros(2, 3, 96, 96)).shape == (2, 3 * 32 * 32)
+    small = torch.rand(2, 3, 8, 8)
+    assert torch.equal(ReducedPixels()(small), small.flatten(1))
+
+
+def test_shared_neighbours_are_those_in_both_lists():
+    generator = torch.Generator().manual_seed(0)
+    first, second = (torch.randn(30, 5, generator=generator) for _ in range(2))
+    found = shared_neighbours(first, second, 4)
+    for row in range(30):
+        lists = []
+        for features in (first, second):
+            near = torch.cosine_similarity(features[row : row + 1], features)
+            near[row] = -2
+            lists.append(set(near.topk(4).indices.tolist()))
+        assert float(found[row]) == pytest.approx(len(lists[0] & lists[1]) / 4)
+    assert float(shared_neighbours(first, first, 4).min()) == 1.0
+
+
+def scores_of(**rates):
+    """Right in so many of 400 images, each encoder on images of its own choice."""
+    generator = torch.Generator().manual_seed(0)
+    each = {
+        name: (torch.randperm(400, generator=generator) < rate * 400).float()
+        for name, rate in rates.items()
+    }
+    return Scores(each, 20, 400, 0.1)
+
+
+def test_better_worse_and_within_the_noise():
+    found = compare(scores_of(encoder=0.5, untrained=0.3, pixels=0.48, colours=0.7))
+    assert (found["untrained"].better, found["untrained"].worse) == (True, False)
+    assert (found["pixels"].better, found["pixels"].worse) == (False, False)
+    assert (found["colours"].better, found["colours"].worse) == (False, True)
+    assert found["pixels"].difference == pytest.approx(0.02)
+    spread = (0.5 * 0.5 + 0.3 * 0.7) ** 0.5 / 20  # of independent images
+    assert found["untrained"].error == pytest.approx(spread, rel=0.2)
+
+
+def test_the_sentence_says_what_is_beaten_and_what_is_not():
+    scores = scores_of(encoder=0.5, untrained=0.3, pixels=0.48, colours=0.7)
+    text = tell(scores, compare(scores), labelled=True, keep="encoder")
+    assert text.startswith(
+        "The encoder is worse than a colour histogram and not clearly better than raw pixels: the"
+        " 20 nearest neighbours give the right class for 50.0% ± 5.0% of 400 images; a colour"
+        " histogram 70.0%, raw pixels 48.0%, the untrained network 30.0%."
+    )
+    scores = scores_of(encoder=0.9, untrained=0.3, pixels=0.2, colours=0.4)
+    text = tell(scores, compare(scores), labelled=False, keep="encoder")
+    assert text.startswith("The encoder is better than everything it was compared with: two views")
+
+
+def test_advice_names_the_likeliest_cure_first(tmp_path):
+    config, run = demo(), Run(tmp_path / "a b")
+    behind = compare(scores_of(encoder=0.5, untrained=0.3, pixels=0.3, colours=0.7))
+    queue, colours, weights, longer = advise(config, behind, 2662, run)
+    assert "--train.queue-size 532" in queue
+    assert "--data.colour-strength 0.5" in colours
+    assert "--model.init" in weights
+    assert "'" in longer
+    assert longer.endswith("--resume --train.epochs 32")
+    ahead = compare(scores_of(encoder=0.5, untrained=0.6, pixels=0.3, colours=0.2))
+    longer, weights = advise(config, ahead, 100_000, run)
+    assert "train longer" in longer
+
+
+def labelled(number, classes):
+    labels = torch.arange(number) % classes
+    images = torch.zeros(number, 3, 4, 4, dtype=torch.uint8)
+    return ImageSet("set", labels, tuple(map(str, range(classes))), tensor=images)
+
+
+def test_labels_count_if_neighbours_can_share_them():
+    few, own = labelled(40, 4), labelled(40, 40)
+    assert choose_images(few, KnnImages(few, None), 5000, 0).labelled
+    assert not choose_images(own, KnnImages(own, None), 5000, 0).labelled
+    assert not choose_images(few, None, 5000, 0).labelled
+    both = choose_images(few, KnnImages(few, labelled(40, 4)), 30, 0)
+    assert (len(both.bank), len(both.test)) == (24, 6)
+
+
+@pytest.mark.parametrize("method", ["moco-v2", "mochi", "supervised"])
+def test_every_method_ends_with_a_verdict(method, tmp_path, capfd):
+    run = pretrain(ranks.tiny(method), tmp_path / "run")
+    found = read(run)
+    assert found["scores"].keys() == {"encoder", "untrained", "pixels", "colours"}
+    assert found["differences"].keys() == {"untrained", "pixels", "colours"}
+    assert (found["measure"], found["kept"], found["images"]) == ("knn", "encoder", 96)
+    assert bool(found["next"]) != found["better"]
+    assert found["text"] in capfd.readouterr().out
+
+
+def test_it_can_be_turned_off(tmp_path):
+    run = pretrain(ranks.tiny(train={"epochs": 1, "verdict": False}), tmp_path / "run")
+    assert not (run.results / "verdict.json").exists()
+
+
+def test_two_processes_reach_the_same_verdict(tmp_path):
+    ranks.all_ranks(pretrain, ranks.tiny(train={"epochs": 1}), tmp_path / "run")
+    assert read(Run(tmp_path / "run"))["images"] == 96
+
+
+@pytest.fixture(scope="module")
+def unlabelled(tmp_path_factory):
+    generator, folder = torch.Generator().manual_seed(0), tmp_path_factory.mktemp("images")
+    for number in range(48):
+        pixels = torch.randint(0, 255, (40, 40, 3), generator=generator, dtype=torch.uint8)
+        Image.fromarray(pixels.numpy()).save(folder / f"{number}.png")
+    return folder
+
+
+def test_without_labels_two_views_are_compared_and_a_resume_repeats_it(unlabelled, tmp_path):
+    data = {"name": None, "root": str(unlabelled), "num_images": None, "workers": 0}
+    config = ranks.tiny(data=data, train={"queue_size": 16, "epochs": 1})
+    run = pretrain(config, tmp_path / "run")
+    first = read(run)
+    assert (first["measure"], first["images"], first["k"]) == ("views", 48, 4)
+    assert first["chance"] == pytest.approx(4 / 47)
+    again = read(pretrain(config, tmp_path / "run", resume=True))
+    assert again["scores"] == first["scores"]
+
+
+def test_the_weights_it_started_from_are_kept_if_training_made_them_worse(tmp_path, monkeypatch):
+    start = pretrain(ranks.tiny(train={"epochs": 1}), tmp_path / "start")
+    config = ranks.tiny(model={"init": str(start.path)}, train={"epochs": 1})
+    run = pretrain(config, tmp_path / "kept")
+    assert read(run)["scores"].keys() == {"encoder", "start", "untrained", "pixels", "colours"}
+    trained = load_file(run.encoder_file)
+
+    def worse(scores):
+        found = compare(scores)
+        return found | {"start": found["start"]._replace(better=False, worse=True)}
+
+    monkeypatch.setattr(verdicts, "compare", worse)
+    (run.path / "results" / "verdict.json").unlink()
+    run = pretrain(config, run.path, resume=True)  # nothing is left to train
+    found = read(run)
+    assert found["kept"] == "start"
+    assert "encoder-trained.safetensors the trained ones" in found["text"]
+    assert not found["better"]
+    ours, theirs = load_file(run.encoder_file), load_file(start.encoder_file)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    aside = load_file(run.trained_file)
+    assert all(torch.equal(aside[name], trained[name]) for name in trained)
+    monkeypatch.undo()
+    longer = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=2))
+    run = pretrain(longer, run.path, resume=True)
+    if read(run)["kept"] == "encoder":
+        assert not run.trained_file.exists()
+
+
+def test_ones_own_network_is_compared_with_itself_before_training(tmp_path):
+    run = pretrain(
+        ranks.tiny(train={"epochs": 1}), tmp_path / "run", trunk=ranks.group_norm_trunk()
+    )
+    assert read(run)["scores"].keys() == {"encoder", "start", "pixels", "colours"}
+
+
+def test_a_large_network_is_judged_on_fewer_images():
+    few = torch.nn.Sequential(torch.nn.Conv2d(3, 256, 9), torch.nn.Flatten())
+    config = dataclasses.replace(demo().data, image_size=224)
+    number = verdicts.sample_size({"encoder": few, "pixels": few}, config)
+    assert verdicts.FEWEST <= number < verdicts.MOST
+    small = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 1), torch.nn.Flatten())
+    assert verdicts.sample_size({"encoder": small}, config) == verdicts.MOST
