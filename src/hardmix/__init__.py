@@ -38,11 +38,11 @@ if TYPE_CHECKING:
         MixPlan,
         Strategy,
         hardest_negatives,
-        materialize,
         mix_pairs,
         mix_with_query,
         plan_mochi,
     )
+    from hardmix.mixing.points import materialize
     from hardmix.mixing.queue import MemoryQueue
     from hardmix.mixing.variants import (
         STRATEGIES,
@@ -102,9 +102,10 @@ _HOME = {
     "mixing.infonce": "Contrast contrast",
     "mixing.loss": "MochiLoss",
     "mixing.plans": (
-        "KEY QUERY Embeddings HardestNegatives MixPlan Strategy hardest_negatives materialize "
-        "mix_pairs mix_with_query plan_mochi"
+        "KEY QUERY Embeddings HardestNegatives MixPlan Strategy hardest_negatives mix_pairs "
+        "mix_with_query plan_mochi"
     ),
+    "mixing.points": "materialize",
     "mixing.queue": "MemoryQueue",
     "mixing.variants": (
         "STRATEGIES dropped_negatives plan_beta_weighted plan_fixed_percentage "

@@ -87,8 +87,17 @@ def check_num_hardest(num_hardest: int, num_negatives: int) -> None:
         )
 
 
-def check_temperature(temperature: float, name: str = "temperature") -> None:
-    """Refuse a temperature that is not positive and finite."""
+def check_temperature(temperature: float | Tensor, name: str = "temperature") -> None:
+    """Refuse a temperature that is not positive and finite; one on a GPU is not looked at."""
+    if isinstance(temperature, Tensor):
+        if temperature.numel() != 1 or not temperature.is_floating_point():
+            raise InputError(
+                f"{name} has shape {tuple(temperature.shape)} and dtype {temperature.dtype}: it must"
+                " be one floating-point number; for CLIP's logit_scale pass (-logit_scale).exp()."
+            )
+        if torch.compiler.is_compiling() or temperature.device.type != "cpu":
+            return
+        temperature = float(temperature.detach())
     if not (math.isfinite(temperature) and temperature > 0):
         raise InputError(
             f"{name}={temperature} must be a finite number above 0: logits are divided by it;"
@@ -103,16 +112,6 @@ def check_not_transformed() -> None:
             "torch.func (grad, vmap, jacrev, jvp ...) cannot transform this function: it computes"
             " its own gradient and ranks negatives by their values. Use loss.backward() or"
             " torch.autograd.grad; contrast(...).per_query has the loss of each query."
-        )
-
-
-def check_once_differentiated() -> None:
-    """Refuse second derivatives: the backward pass itself is not differentiable."""
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        raise InputError(
-            "create_graph=True: the loss has first derivatives only, so gradients of its gradients"
-            " (gradient penalties, Hessians) would be wrong; call backward or torch.autograd.grad"
-            " without create_graph."
         )
 
 
@@ -219,7 +218,11 @@ def check_directions(name: str, value: Tensor) -> None:
 
 def check_plan(plan: "MixPlan", batch: int) -> None:
     """Refuse a plan whose parts do not fit together or belong to another batch."""
-    shapes = {name: tuple(part.shape) for name, part in plan._asdict().items() if part is not None}
+    shapes = {
+        name: tuple(part.shape)
+        for name, part in plan._asdict().items()
+        if part is not None and name != "vectors"
+    }
     if len(set(shapes.values())) != 1 or plan.base.ndim != 2 or len(plan.base) != batch:
         raise InputError(
             f"plan has parts of shapes {shapes}: all must have the same shape"
@@ -228,11 +231,17 @@ def check_plan(plan: "MixPlan", batch: int) -> None:
     for name in ("base", "partner"):
         if (dtype := getattr(plan, name).dtype) != torch.int64:
             raise InputError(f"plan.{name} has dtype {dtype}: row indices must be torch.int64.")
+    if plan.vectors is not None and (plan.vectors.ndim != 3 or len(plan.vectors) != batch):
+        raise InputError(
+            f"plan.vectors has shape {tuple(plan.vectors.shape)}: it must be (batch, V, dim), with"
+            f" a batch of {batch} queries."
+        )
 
 
 def check_plan_rows(plan: "MixPlan", num_negatives: int) -> None:
     """Refuse a plan with row indices that are out of range."""
-    for name, rows, lowest in [("base", plan.base, -1), ("partner", plan.partner, -2)]:
+    vectors = 0 if plan.vectors is None else plan.vectors.shape[1]
+    for name, rows, lowest in [("base", plan.base, -1), ("partner", plan.partner, -2 - vectors)]:
         if rows.numel() == 0:
             continue
         low, high = int(rows.min()), int(rows.max())

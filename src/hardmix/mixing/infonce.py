@@ -17,7 +17,6 @@ from hardmix.errors import InputError
 from hardmix.mixing.checks import (
     check_mask,
     check_not_transformed,
-    check_once_differentiated,
     check_plan,
     check_plan_rows,
     check_shapes,
@@ -28,7 +27,15 @@ from hardmix.mixing.checks import (
 )
 from hardmix.mixing.closed_form import Points, evaluate_plan
 from hardmix.mixing.device_infonce import DeviceInfoNCE, Wanted
-from hardmix.mixing.plans import KEY, MixPlan
+from hardmix.mixing.differentiable import (
+    Remembered,
+    differentiated_again,
+    infonce_again,
+    remember,
+    wants_second_derivative,
+)
+from hardmix.mixing.plans import KEY, VECTOR, MixPlan, Vectors
+from hardmix.mixing.points import pulled
 from hardmix.mixing.ranking import in_one_piece, row_chunks
 
 
@@ -53,7 +60,7 @@ def contrast(
     negatives: Float[Tensor, "K dim"],
     plan: MixPlan | None = None,
     *,
-    temperature: float,
+    temperature: float | Float[Tensor, "..."],
     exclude: Bool[Tensor, "batch K"] | None = None,
     similarity: Float[Tensor, "batch K"] | None = None,
     through_query: bool = False,
@@ -64,6 +71,7 @@ def contrast(
 ) -> Contrast:
     """Return Eq. 1 with a plan's points as additional negatives (Sec. 4); plan=None is plain MoCo.
 
+    temperature: tau of Eq. 1; a tensor of one number may be learnt: it gets its gradient.
     exclude: negatives to leave out of the loss.
     similarity: query @ negatives.T, if the caller has computed it already to make the plan.
     through_query: whether gradients flow through the query inside h'. The paper does not say; in
@@ -93,28 +101,31 @@ def contrast(
     with torch.autocast(query.device.type, enabled=False):
         with torch.no_grad():
             real = query @ negatives.T if similarity is None else similarity.to(dtype)
+        vectors = Vectors(query, key, negatives)
         if in_one_piece(query):
+            learnt = isinstance(temperature, Tensor) and temperature.requires_grad
             wanted = Wanted(
-                temperature,
                 through_query,
                 overwrite,
                 every_point,
-                query.requires_grad,
+                query.requires_grad or learnt,
                 negatives.requires_grad,
+                learnt,
             )
             per_query, positive, synthetic = DeviceInfoNCE.apply(
-                query, key, negatives, real, exclude, wanted, *(plan or ())
+                query, key, negatives, real, exclude, temperature, wanted, *(plan or ())
             )
         else:
             with torch.no_grad():
                 positive, points = (query * key).sum(dim=1), None
                 if plan is not None:
                     known = num_pairs, every_point
-                    points = evaluate_plan(
-                        plan, key, negatives, real, positive, through_query, *known
-                    )
+                    points = evaluate_plan(plan, vectors, real, positive, through_query, *known)
+            again = remember(
+                vectors, plan, temperature, exclude, through_query=through_query
+            )
             per_query = _InfoNCE.apply(
-                query, key, negatives, positive, real, points, temperature, exclude, overwrite
+                query, key, negatives, positive, real, points, temperature, exclude, overwrite, again
             )
             synthetic = real.new_empty(len(real), 0) if points is None else points.similarity
     real = real[:, :0] if overwrite else real
@@ -137,16 +148,20 @@ class _InfoNCE(torch.autograd.Function):
         positive: Tensor,
         real: Tensor,
         points: Points | None,
-        temperature: float,
+        temperature: float | Tensor,
         exclude: Tensor | None,
         overwrite: bool,
+        remembered: Remembered | None,
     ) -> Tensor:
-        needs_query, _, needs_negatives = ctx.needs_input_grad[:3]
+        needs_query, _, needs_negatives, *_, needs_temperature = ctx.needs_input_grad[:7]
+        needs_query = needs_query or needs_temperature
+        ctx.temperature, temperature = temperature, float(temperature)
+        along = torch.zeros_like(positive) if needs_temperature else None
         per_query, to_key = torch.empty_like(positive), torch.empty_like(positive)
         direction = torch.empty_like(query) if needs_query else None
         probability = torch.empty_like(real) if needs_negatives else None
         for rows in [slice(0, len(real))] if overwrite else row_chunks(*real.shape):
-            some = None if points is None else _rows_of(points, rows)
+            some = None if points is None else point_rows(points, rows)
             hidden = None if exclude is None else exclude[rows]
             space = real[rows] if overwrite else torch.empty_like(real[rows])
             terms, extra, ahead = _terms(
@@ -158,27 +173,43 @@ class _InfoNCE(torch.autograd.Function):
             if probability is not None:
                 torch.div(terms, total.unsqueeze(1), out=probability[rows])
             if direction is not None:
-                pull = _gradient_sum(terms, extra[:, 1:], some, query[rows], key[rows], negatives)
+                vectors = Vectors(query[rows], key[rows], negatives)
+                pull = gradient_sum(terms, extra[:, 1:], some, vectors)
                 torch.div(pull, total.unsqueeze(1), out=direction[rows])
+                if along is not None and some is not None and some.unseen is not None:
+                    along[rows] = (extra[:, 1:] * some.unseen).sum(dim=1) / total
             del terms, space  # before the next chunk's are made
         if direction is not None:
             direction.addcmul_(to_key.unsqueeze(1), key)
-        ctx.temperature = temperature
-        ctx.save_for_backward(query, direction, to_key, probability)
+            if along is not None:
+                # Points are constants, so the loss is a function of query / temperature.
+                along += (query * direction).sum(dim=1)
+        ctx.remembered = remembered
+        ctx.save_for_backward(query, direction, to_key, probability, along)
         return per_query
 
     @staticmethod
     def backward(ctx: Any, grad_per_query: Tensor) -> tuple[Tensor | None, ...]:
-        check_once_differentiated()
-        query, direction, to_key, probability = ctx.saved_tensors
+        if wants_second_derivative(ctx):
+            inputs = (*ctx.remembered.vectors[:3], None, None, None, ctx.temperature)
+            needed = ctx.needs_input_grad[:7]
+            again = infonce_again, ctx.remembered, inputs, needed, grad_per_query
+            return *differentiated_again(*again), None, None, None
+        query, direction, to_key, probability, along = ctx.saved_tensors
         needs_query, needs_key, needs_negatives = ctx.needs_input_grad[:3]
         # Backward may be called inside autocast too, and would multiply in half precision there.
         with torch.autocast(query.device.type, enabled=False):
-            step = grad_per_query.unsqueeze(1) / ctx.temperature
+            temperature = float(ctx.temperature)
+            step = grad_per_query.unsqueeze(1) / temperature
             grad_query = step * direction if needs_query else None
             grad_key = step * to_key.unsqueeze(1) * query if needs_key else None
             grad_negatives = (step * probability).T @ query if needs_negatives else None
-        return grad_query, grad_key, grad_negatives, None, None, None, None, None, None
+            grad_temperature = None
+            if along is not None:
+                total = -(grad_per_query * along).sum() / temperature**2
+                grad_temperature = total.to(ctx.temperature).view_as(ctx.temperature)
+        gradients = grad_query, grad_key, grad_negatives, None, None, None, grad_temperature
+        return *gradients, None, None, None
 
 
 def _terms(
@@ -210,33 +241,36 @@ def _terms(
     return terms, extra.sub_(highest.unsqueeze(1)).exp2_(), ahead
 
 
-def _gradient_sum(
-    terms: Tensor,
-    point_terms: Tensor,
-    points: Points | None,
-    query: Tensor,
-    key: Tensor,
-    negatives: Tensor,
+def gradient_sum(
+    terms: Tensor, point_terms: Tensor, points: Points | None, vectors: Vectors
 ) -> Tensor:
     """Eq. 2's sum over the negatives, after each point lent its term to its parents.
 
     Adds the loans to `terms`, which nobody needs after this.
     """
+    query, key, negatives, own = vectors
     if points is None:
-        return terms @ negatives
+        return pulled(terms, negatives, own)
     loan = point_terms * points.from_partner
     terms.scatter_add_(1, points.base, point_terms * points.from_base)
     terms.scatter_add_(1, points.partner[:, : points.num_pairs], loan[:, : points.num_pairs])
-    pull = terms @ negatives
+    pull = pulled(terms, negatives, own)
     partner, loan = points.partner[:, points.num_pairs :], loan[:, points.num_pairs :]
     if loan.shape[1] == 0:
         return pull
+    if points.vectors is not None:
+        which = (VECTOR - partner).clamp_(min=0)
+        to_vectors = loan.new_zeros(points.vectors.shape[:2])
+        to_vectors.scatter_add_(1, which, loan.masked_fill(partner > VECTOR, 0.0))
+        partners = points.vectors.to(pull.dtype)
+        pull = torch.baddbmm(pull.unsqueeze(1), to_vectors.unsqueeze(1), partners).squeeze(1)
+        loan = loan.masked_fill(partner <= VECTOR, 0.0)
     to_key = loan.masked_fill(partner != KEY, 0.0).sum(dim=1, keepdim=True)
     to_query = loan.sum(dim=1, keepdim=True) - to_key
     return pull.addcmul_(to_query, query).addcmul_(to_key, key)
 
 
-def _rows_of(points: Points, rows: slice) -> Points:
+def point_rows(points: Points, rows: slice) -> Points:
     sliced: dict[str, Any] = {
         name: part[rows] for name, part in points._asdict().items() if isinstance(part, Tensor)
     }
@@ -248,7 +282,7 @@ def _check(
     key: Tensor,
     negatives: Tensor,
     plan: MixPlan | None,
-    temperature: float,
+    temperature: float | Tensor,
     exclude: Tensor | None,
     similarity: Tensor | None,
 ) -> None:

@@ -23,13 +23,15 @@ from hardmix.mixing.plans import (
     HardestNegatives,
     MixPlan,
     Strategy,
+    Vectors,
     draw,
     hardest_negatives,
-    join,
     mix,
     open_interval,
     plan_mochi,
+    vectors_of,
 )
+from hardmix.mixing.points import dots, join
 from hardmix.mixing.ranking import in_one_piece
 from hardmix.settings.named_choices import RealNegatives
 
@@ -165,14 +167,12 @@ def plan_fixed_percentage(
         raise InputError(
             f"percentage={percentage} is not between 0 and 100: it is the share of the top N."
         )
-    query, key, negatives = _need(embeddings, "fixed-percentage")
+    embeddings = _need(embeddings, "fixed-percentage")
     check_counts(num_hardest, num_pairs, num_with_query)
     hardest = hardest_negatives(similarity, num_hardest, exclude)
     plan = mix(hardest, num_pairs, num_with_query, similarity.dtype, generator)
     with torch.no_grad():
-        dtype = similarity.dtype
-        vectors = Embeddings(query.to(dtype), key.to(dtype), negatives.to(dtype))
-        points = _point_similarities(plan, vectors, similarity)
+        points = _point_similarities(plan, vectors_of(embeddings, similarity.dtype), similarity)
         real = _values(similarity, hardest)
     turn = _alternating(num_pairs, num_with_query, similarity.device)
     target = -(-num_hardest * percentage // 100)
@@ -222,7 +222,8 @@ def ranking_similarity(
     """Return the similarities that a strategy ranks by: q.n, or k.n for "ranked-by-key"."""
     if function_of(strategy) is not plan_ranked_by_key:
         return similarity
-    return (embeddings.key.detach() @ embeddings.negatives.detach().T).to(similarity.dtype)
+    with torch.no_grad():
+        return dots(*vectors_of(embeddings, embeddings.key.dtype)[1:]).to(similarity.dtype)
 
 
 def _need(embeddings: Embeddings | None, strategy: str) -> Embeddings:
@@ -240,13 +241,12 @@ def _values(similarity: Tensor, hardest: HardestNegatives) -> Tensor:
     return values.masked_fill(hardest.positions < 0, -torch.inf)
 
 
-def _point_similarities(plan: MixPlan, embeddings: Embeddings, similarity: Tensor) -> Tensor:
+def _point_similarities(plan: MixPlan, vectors: Vectors, similarity: Tensor) -> Tensor:
     """q.h of every point."""
-    query, key, negatives = embeddings
     if in_one_piece(similarity):
-        return made_points(plan, query, key, negatives, every_point=False).similarity
-    positive = (query * key).sum(dim=1)
-    return evaluate_plan(plan, key, negatives, similarity, positive).similarity
+        return made_points(plan, vectors, every_point=False).similarity
+    positive = (vectors.query * vectors.key).sum(dim=1)
+    return evaluate_plan(plan, vectors, similarity, positive).similarity
 
 
 def _cumulative_softmax(logits: Float[Tensor, "batch N"]) -> Float[Tensor, "batch N"]:
