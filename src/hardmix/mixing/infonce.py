@@ -106,7 +106,6 @@ def contrast(
             learnt = isinstance(temperature, Tensor) and temperature.requires_grad
             wanted = Wanted(
                 through_query,
-                overwrite,
                 every_point,
                 query.requires_grad or learnt,
                 negatives.requires_grad,

@@ -114,9 +114,9 @@ class MochiLoss(nn.Module):
         as checking would synchronise a GPU. Unchecked, such vectors make the loss NaN.
         """
         embeddings = _unit_embeddings(query, key, negatives, check)
-        exclude, not_mixed = _masks(query, negatives, exclude)
+        takes_part = _who_takes_part(query, negatives, exclude, self._mixes_slots(negatives))
         draws = _Sampling(self.num_hardest, mix, generator, check)
-        return self._contrast(embeddings, exclude, not_mixed, draws, overwrite=True)[0].loss
+        return self._contrast(embeddings, takes_part, draws, overwrite=True)[0].loss
 
     def in_batch(
         self,
@@ -142,7 +142,8 @@ class MochiLoss(nn.Module):
         exclude = own if exclude is None else own | exclude
         embeddings = _unit_embeddings(query, key, key, check)
         draws = _Sampling(min(self.num_hardest, len(query)), mix, generator, check)
-        return self._contrast(embeddings, exclude, exclude, draws, overwrite=True)[0].loss
+        takes_part = _TakesPart(exclude, exclude)
+        return self._contrast(embeddings, takes_part, draws, overwrite=True)[0].loss
 
     def contrast(
         self,
@@ -157,41 +158,61 @@ class MochiLoss(nn.Module):
     ) -> tuple[Contrast, MixPlan | None]:
         """Return the loss with the similarities behind it, and the plan, for the diagnostics."""
         embeddings = _unit_embeddings(query, key, negatives, check)
-        exclude, not_mixed = _masks(query, negatives, exclude)
+        takes_part = _who_takes_part(query, negatives, exclude, self._mixes_slots(negatives))
         draws = _Sampling(self.num_hardest, mix, generator, check)
-        return self._contrast(embeddings, exclude, not_mixed, draws, overwrite=False)
+        return self._contrast(embeddings, takes_part, draws, overwrite=False)
 
     def _contrast(
         self,
         embeddings: Embeddings,
-        exclude: Tensor | None,
-        not_mixed: Tensor | None,
+        takes_part: "_TakesPart",
         draws: "_Sampling",
         overwrite: bool,
     ) -> tuple[Contrast, MixPlan | None]:
         query, key, vectors = embeddings
+        exclude, not_mixed, in_loss, mixed = takes_part
         with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
             similarity, plan = query @ vectors.T, None
             if draws.mix and self.num_pairs + self.num_with_query > 0:
-                plan, dropped = self._plan(embeddings, similarity, not_mixed, draws)
+                some = embeddings._replace(negatives=vectors[:mixed])
+                if mixed is not None:
+                    draws = draws._replace(num_hardest=min(draws.num_hardest, mixed))
+                plan, dropped = self._plan(some, similarity[:, :mixed], not_mixed, draws)
                 exclude = _either(exclude, dropped)
         known = function_of(self.strategy)
         ours = known in OUR_FUNCTIONS
         outcome = contrast(
             query,
             key,
-            vectors,
+            vectors[:in_loss],
             plan,
             temperature=self.temperature,
             exclude=exclude,
-            similarity=similarity,
+            similarity=similarity[:, :in_loss],
             through_query=self.through_query,
             overwrite=overwrite,
             num_pairs=self.num_pairs if ours else None,
             every_point=ours and not_mixed is None and known is not plan_fixed_percentage,
             check=False,
         )
-        return outcome, plan
+        return (outcome if overwrite else outcome._replace(real=similarity)), plan
+
+    def _mixes_slots(self, negatives: Tensor | MemoryQueue) -> bool:
+        """Return whether a queue that is not full is simply a shorter one for this loss.
+
+        Not for others' strategies, which may count its slots; not where N means more than a limit,
+        or for a pair of one. In torch.compile every fill shall be one graph.
+        """
+        known = function_of(self.strategy)
+        return (
+            not torch.compiler.is_compiling()
+            and isinstance(negatives, MemoryQueue)
+            and known in OUR_FUNCTIONS
+            and known is not plan_fixed_percentage
+            and self.real_negatives == "keep"
+            and negatives.filled >= 2
+            and self.num_hardest <= len(negatives)
+        )
 
     def _plan(
         self,
@@ -228,16 +249,37 @@ class MochiLoss(nn.Module):
         return f"MoCHi ({numbers}), temperature={self.temperature}"
 
 
-def _masks(
-    query: Tensor, negatives: Tensor | MemoryQueue, exclude: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the masks of negatives not in the loss and of those not mixed (unfilled slots too)."""
+class _TakesPart(NamedTuple):
+    """Which negatives are in the loss, and which are mixed: leading slots, less those of a mask."""
+
+    exclude: Tensor | None
+    not_mixed: Tensor | None
+    in_loss: int | None = None
+    """Number of leading slots; None for all."""
+    mixed: int | None = None
+
+
+def _who_takes_part(
+    query: Tensor, negatives: Tensor | MemoryQueue, exclude: Tensor | None, by_slots: bool
+) -> _TakesPart:
+    """Unfilled slots are not mixed, and not in the loss either with start="empty".
+
+    by_slots: leave them out by their number, which the host knows, else by a mask.
+    """
     check_mask(exclude, len(query), len(negatives))
-    unfilled = negatives.unfilled() if isinstance(negatives, MemoryQueue) else None
-    if unfilled is None or not isinstance(negatives, MemoryQueue):
-        return exclude, exclude
+    if not isinstance(negatives, MemoryQueue):
+        return _TakesPart(exclude, exclude)
+    if by_slots:
+        filled = negatives.filled
+        not_mixed = None if exclude is None else exclude[:, :filled]
+        if negatives.start == "empty":
+            return _TakesPart(not_mixed, not_mixed, filled, filled)
+        return _TakesPart(exclude, not_mixed, None, filled)
+    unfilled = negatives.unfilled()
+    if unfilled is None:
+        return _TakesPart(exclude, exclude)
     not_mixed = _either(exclude, unfilled.expand(len(query), -1))
-    return not_mixed if negatives.start == "empty" else exclude, not_mixed
+    return _TakesPart(not_mixed if negatives.start == "empty" else exclude, not_mixed)
 
 
 def _unit_embeddings(

@@ -212,23 +212,20 @@ def mix(
     points = num_pairs + num_with_query
     # For each point its base, for each pair its partner, for each point the partner's share.
     uniform = uniform_numbers(hardest, 2 * points + num_pairs, dtype, generator)
-    base, partner, share = uniform.split([points, num_pairs, points], dim=1)
     count: int | Tensor = hardest.positions.shape[1]
     if not hardest.complete:
         count = hardest.count.unsqueeze(1)
-    base.mul_(below(count, dtype))
-    partner.mul_(below(count - 1, dtype))
+    # Below 1, a number times n rounds to one below n, in its own dtype.
+    uniform[:, :num_pairs].mul_(count - 1)
+    uniform[:, num_pairs : points + num_pairs].mul_(count)
     which = uniform[:, : points + num_pairs].long()
-    i, j = which[:, :num_pairs], which[:, points:]
-    j += j >= i  # one of the others: each as likely
-    if isinstance(count, Tensor):
-        # An allowed row, also where no point is made.
-        j.copy_(torch.minimum(j, (count - 1).clamp(min=0)))
+    of_base, of_partner = which[:, :num_pairs], which[:, points:]
+    # One of the others, each as likely; of less than two the second, which is NO_POINT.
+    of_base += of_base >= of_partner
     base, partner = hardest.positions.gather(1, which).split([points, num_pairs], dim=1)
-    if isinstance(count, Tensor):
-        base[:, :num_pairs].masked_fill_(count < 2, NO_POINT)
-        partner = partner.clamp(min=0)
-    share = share.clamp(min=torch.finfo(dtype).eps)
+    if isinstance(count, Tensor) and not in_one_piece(partner):
+        partner = partner.clamp(min=0)  # a row, also where no point is made; a device needs none
+    share = uniform[:, points + num_pairs :].clamp(min=torch.finfo(dtype).eps)
     share[:, num_pairs:].mul_(0.5)
     if num_with_query:
         pairs, partner = partner, torch.full_like(base, QUERY)
@@ -284,12 +281,6 @@ def draw(
     """Uniform numbers in [0, 1): `num_each` for every query and point, on the negatives' device."""
     uniform = uniform_numbers(hardest, num_each * num_points, dtype, generator)
     return torch.unbind(uniform.reshape(len(uniform), num_each, num_points), dim=1)
-
-
-def below(number: int | Tensor, dtype: torch.dtype) -> float | Tensor:
-    """Just below a whole number: no uniform number in [0, 1) times this rounds up to it."""
-    factor = 1 - torch.finfo(dtype).eps
-    return number.to(dtype) * factor if isinstance(number, Tensor) else number * factor
 
 
 def open_interval(uniform: Float[Tensor, "batch S"], end: float) -> Float[Tensor, "batch S"]:

@@ -58,11 +58,10 @@ def largest(values: Float[Tensor, "batch width"], number: int, all_there: bool =
     if all_there:
         positions = found.indices.sort(dim=1).values
         return positions, positions.new_full((len(values),), number)
-    missing = found.values == -torch.inf
-    width = values.shape[1]
-    positions = found.indices.masked_fill(missing, width).sort(dim=1).values
-    positions = positions.masked_fill(positions == width, -1)
-    return positions, number - missing.sum(dim=1)
+    there = found.values > -torch.inf
+    # Of 64 bits it sorts last; its lower 32 are -1.
+    positions = torch.where(there, found.indices, 2**32 - 1).sort(dim=1).values
+    return positions.view(torch.int32)[:, ::2].long(), there.sum(dim=1)
 
 
 def _by_partition(values: Float[Tensor, "batch width"], number: int) -> Largest:
