@@ -141,8 +141,27 @@ def check_labels(name: str, values: Tensor, number: int | None = None, of: str =
         )
 
 
-def check_shapes(query: Tensor, key: Tensor, negatives: Tensor) -> None:
-    """Refuse vectors that cannot be compared with each other."""
+def check_own(own: Tensor | None, query: Tensor) -> None:
+    """Refuse negatives of each query's own that do not belong to these queries."""
+    if own is None:
+        return
+    batch, dim = query.shape[0], query.shape[-1]
+    fits = own.ndim == 3 and own.shape[0] == batch and own.shape[2] == dim and own.shape[1] > 0
+    if not fits or not own.is_floating_point() or own.device != query.device:
+        raise InputError(
+            f"own negatives have shape {tuple(own.shape)}, dtype {own.dtype} and are on"
+            f" {own.device}: they must be a floating-point tensor of shape ({batch}, M, {dim}) on"
+            f" {query.device}, M of 1 or more for each query."
+        )
+
+
+def check_shapes(
+    query: Tensor, key: Tensor, negatives: Tensor, may_be_empty: bool = False
+) -> None:
+    """Refuse vectors that cannot be compared with each other.
+
+    may_be_empty: there may be no shared negatives.
+    """
     for name, value in [("query", query), ("key", key), ("negatives", negatives)]:
         if value.ndim != 2 or not value.is_floating_point():
             raise InputError(
@@ -153,7 +172,7 @@ def check_shapes(query: Tensor, key: Tensor, negatives: Tensor) -> None:
             raise InputError(
                 f"{name} is on {value.device}, query on {query.device}: move them to one device."
             )
-        if value.numel() == 0:
+        if value.numel() == 0 and not (may_be_empty and name == "negatives"):
             raise InputError(f"{name} has shape {tuple(value.shape)}: it has no embeddings.")
     if key.shape != query.shape:
         raise InputError(

@@ -9,7 +9,7 @@ similarity of a query and a mixed point follows from similarities that are alrea
 The first length follows from q.n too; the second takes one look at the two rows.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from hardmix.mixing.plans import KEY, NO_POINT, QUERY, VECTOR, MixPlan, Vectors
-from hardmix.mixing.points import dots, join, table_of, table_rows
+from hardmix.mixing.points import dots, join, pulled, table_of, table_rows
 
 CHUNK_PAIRS = 2**12
 """Pairs whose sums are measured at once: 2 MB at 128 dimensions, about what caches hold."""
@@ -41,6 +41,13 @@ class Points(NamedTuple):
     vectors: Float[Tensor, "batch V dim"] | None
     unseen: Float[Tensor, "batch S"] | None
     """With `through_query`: the logit without from_base q.n + from_partner q.partner."""
+
+    def rows(self, rows: slice) -> "Points":
+        """Return those of some queries."""
+        sliced: dict[str, Any] = {
+            name: part[rows] for name, part in self._asdict().items() if isinstance(part, Tensor)
+        }
+        return self._replace(**sliced)
 
 
 def evaluate_plan(
@@ -90,6 +97,35 @@ def evaluate_plan(
         plan.vectors,
         unseen[0] if through_query else None,
     )
+
+
+def gradient_sum(
+    terms: Tensor, point_terms: Tensor, points: Points | None, vectors: Vectors
+) -> Tensor:
+    """Eq. 2's sum over the negatives, after each point lent its term to its parents.
+
+    Adds the loans to `terms`, which nobody needs after this.
+    """
+    query, key, negatives, own = vectors
+    if points is None:
+        return pulled(terms, negatives, own)
+    loan = point_terms * points.from_partner
+    terms.scatter_add_(1, points.base, point_terms * points.from_base)
+    terms.scatter_add_(1, points.partner[:, : points.num_pairs], loan[:, : points.num_pairs])
+    pull = pulled(terms, negatives, own)
+    partner, loan = points.partner[:, points.num_pairs :], loan[:, points.num_pairs :]
+    if loan.shape[1] == 0:
+        return pull
+    if points.vectors is not None:
+        which = (VECTOR - partner).clamp_(min=0)
+        to_vectors = loan.new_zeros(points.vectors.shape[:2])
+        to_vectors.scatter_add_(1, which, loan.masked_fill(partner > VECTOR, 0.0))
+        partners = points.vectors.to(pull.dtype)
+        pull = torch.baddbmm(pull.unsqueeze(1), to_vectors.unsqueeze(1), partners).squeeze(1)
+        loan = loan.masked_fill(partner <= VECTOR, 0.0)
+    to_key = loan.masked_fill(partner != KEY, 0.0).sum(dim=1, keepdim=True)
+    to_query = loan.sum(dim=1, keepdim=True) - to_key
+    return pull.addcmul_(to_query, query).addcmul_(to_key, key)
 
 
 def _columns(plan: MixPlan, some: slice) -> MixPlan:

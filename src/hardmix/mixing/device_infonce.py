@@ -126,7 +126,7 @@ def _evaluate(
     points = None if plan is None else made_points(plan, vectors, wanted.every_point)
     synthetic = real[:, :0] if points is None else points.similarity
     widths = [real.shape[1], 1, synthetic.shape[1]]
-    logits = torch.cat([real, positive, _logits(synthetic, plan)], dim=1).div_(temperature)
+    logits = torch.cat([real, positive, scaled_logits(synthetic, plan)], dim=1).div_(temperature)
     if exclude is not None:
         logits[:, : widths[0]].masked_fill_(exclude, -torch.inf)
     if plan is not None and plan.weight is not None:
@@ -174,7 +174,7 @@ def points_along(
     """The points' part of d per_query / d (1 / temperature)."""
     if points is None or plan is None:
         return 0.0
-    logits = _logits(points.similarity, plan).masked_fill(plan.base == NO_POINT, 0.0)
+    logits = scaled_logits(points.similarity, plan).masked_fill(plan.base == NO_POINT, 0.0)
     return (probability * logits).sum(dim=1)
 
 
@@ -221,7 +221,7 @@ def made_points(plan: MixPlan, vectors: Vectors, every_point: bool) -> MadePoint
     return MadePoints(similarity, mixed, length)
 
 
-def _logits(similarity: Tensor, plan: MixPlan | None) -> Tensor:
+def scaled_logits(similarity: Tensor, plan: MixPlan | None) -> Tensor:
     """The similarities after the plan's `scale`."""
     if plan is None or plan.scale is None:
         return similarity

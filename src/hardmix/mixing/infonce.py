@@ -17,6 +17,7 @@ from hardmix.errors import InputError
 from hardmix.mixing.checks import (
     check_mask,
     check_not_transformed,
+    check_own,
     check_plan,
     check_plan_rows,
     check_shapes,
@@ -25,7 +26,8 @@ from hardmix.mixing.checks import (
     check_unit_length,
     wants_check,
 )
-from hardmix.mixing.closed_form import Points, evaluate_plan
+from hardmix.mixing.closed_form import Points, evaluate_plan, gradient_sum
+from hardmix.mixing.denominators import Denominator, check_family, denominator_of, infonce
 from hardmix.mixing.device_infonce import DeviceInfoNCE, Wanted
 from hardmix.mixing.differentiable import (
     Remembered,
@@ -34,8 +36,9 @@ from hardmix.mixing.differentiable import (
     remember,
     wants_second_derivative,
 )
-from hardmix.mixing.plans import KEY, VECTOR, MixPlan, Vectors
-from hardmix.mixing.points import pulled
+from hardmix.mixing.masses import Terms, masses_of
+from hardmix.mixing.plans import MixPlan, Vectors
+from hardmix.mixing.points import dots
 from hardmix.mixing.ranking import in_one_piece, row_chunks
 
 
@@ -61,13 +64,17 @@ def contrast(
     plan: MixPlan | None = None,
     *,
     temperature: float | Float[Tensor, "..."],
-    exclude: Bool[Tensor, "batch K"] | None = None,
-    similarity: Float[Tensor, "batch K"] | None = None,
+    exclude: Bool[Tensor, "batch columns"] | None = None,
+    similarity: Float[Tensor, "batch columns"] | None = None,
     through_query: bool = False,
     overwrite: bool = False,
     num_pairs: int | None = None,
     every_point: bool = False,
     check: bool | None = None,
+    own: Float[Tensor, "batch M dim"] | None = None,
+    log_weights: Float[Tensor, "batch columns"] | None = None,
+    denominator: str | Denominator = "infonce",
+    positives: Bool[Tensor, "batch columns"] | None = None,
 ) -> Contrast:
     """Return Eq. 1 with a plan's points as additional negatives (Sec. 4); plan=None is plain MoCo.
 
@@ -85,24 +92,41 @@ def contrast(
     check: whether to refuse vectors that are not finite or not of unit length, and row indices
     out of range. None checks on a CPU only, as checking would synchronise a GPU. Unchecked, NaN
     makes the loss NaN.
+    own: further negatives of each query's own; masks, weights and similarities then have K + M
+    columns, and so has a plan.
+    log_weights: log of each real negative's weight (see `negative_weights`); no gradient.
+    denominator: a name in DENOMINATORS, or a function of `Masses`.
+    positives: negatives that are positives too (SupCon), besides the key.
     """
-    _check(query, key, negatives, plan, temperature, exclude, similarity)
+    _check(query, key, negatives, plan, temperature, exclude, similarity, own)
+    columns = len(negatives) + (0 if own is None else own.shape[1])
+    check_family(denominator_of(denominator), log_weights, positives, len(query), columns)
     if wants_check(check, query):
         check_unit_length(query=query, key=key, negatives=negatives)
+        if own is not None:
+            check_unit_length(own=own.flatten(0, 1))
         if plan is not None:
-            check_plan_rows(plan, len(negatives))
+            check_plan_rows(plan, columns)
     # float64 if any of the vectors has it, else float32.
     dtype = torch.promote_types(torch.promote_types(query.dtype, negatives.dtype), torch.float32)
     query, key, negatives = query.to(dtype), key.to(dtype), negatives.to(dtype)
+    own = None if own is None else own.to(dtype)
     if plan is not None and plan.base.shape[1] == 0:
         plan = None
     if not torch.is_grad_enabled():
         query, key, negatives = query.detach(), key.detach(), negatives.detach()
     with torch.autocast(query.device.type, enabled=False):
         with torch.no_grad():
-            real = query @ negatives.T if similarity is None else similarity.to(dtype)
-        vectors = Vectors(query, key, negatives)
-        if in_one_piece(query):
+            real = dots(query, negatives, own) if similarity is None else similarity.to(dtype)
+        vectors = Vectors(query, key, negatives, own)
+        if own is not None or log_weights is not None or positives is not None or (
+            denominator_of(denominator) is not infonce
+        ):
+            terms = Terms(real, exclude, log_weights, plan, None, through_query, every_point)
+            known = None if in_one_piece(query) else num_pairs
+            masses, positive, synthetic = masses_of(vectors, temperature, terms, positives, known)
+            per_query = denominator_of(denominator)(masses)
+        elif in_one_piece(query):
             learnt = isinstance(temperature, Tensor) and temperature.requires_grad
             wanted = Wanted(
                 through_query,
@@ -160,7 +184,7 @@ class _InfoNCE(torch.autograd.Function):
         direction = torch.empty_like(query) if needs_query else None
         probability = torch.empty_like(real) if needs_negatives else None
         for rows in [slice(0, len(real))] if overwrite else row_chunks(*real.shape):
-            some = None if points is None else point_rows(points, rows)
+            some = None if points is None else points.rows(rows)
             hidden = None if exclude is None else exclude[rows]
             space = real[rows] if overwrite else torch.empty_like(real[rows])
             terms, extra, ahead = _terms(
@@ -240,42 +264,6 @@ def _terms(
     return terms, extra.sub_(highest.unsqueeze(1)).exp2_(), ahead
 
 
-def gradient_sum(
-    terms: Tensor, point_terms: Tensor, points: Points | None, vectors: Vectors
-) -> Tensor:
-    """Eq. 2's sum over the negatives, after each point lent its term to its parents.
-
-    Adds the loans to `terms`, which nobody needs after this.
-    """
-    query, key, negatives, own = vectors
-    if points is None:
-        return pulled(terms, negatives, own)
-    loan = point_terms * points.from_partner
-    terms.scatter_add_(1, points.base, point_terms * points.from_base)
-    terms.scatter_add_(1, points.partner[:, : points.num_pairs], loan[:, : points.num_pairs])
-    pull = pulled(terms, negatives, own)
-    partner, loan = points.partner[:, points.num_pairs :], loan[:, points.num_pairs :]
-    if loan.shape[1] == 0:
-        return pull
-    if points.vectors is not None:
-        which = (VECTOR - partner).clamp_(min=0)
-        to_vectors = loan.new_zeros(points.vectors.shape[:2])
-        to_vectors.scatter_add_(1, which, loan.masked_fill(partner > VECTOR, 0.0))
-        partners = points.vectors.to(pull.dtype)
-        pull = torch.baddbmm(pull.unsqueeze(1), to_vectors.unsqueeze(1), partners).squeeze(1)
-        loan = loan.masked_fill(partner <= VECTOR, 0.0)
-    to_key = loan.masked_fill(partner != KEY, 0.0).sum(dim=1, keepdim=True)
-    to_query = loan.sum(dim=1, keepdim=True) - to_key
-    return pull.addcmul_(to_query, query).addcmul_(to_key, key)
-
-
-def point_rows(points: Points, rows: slice) -> Points:
-    sliced: dict[str, Any] = {
-        name: part[rows] for name, part in points._asdict().items() if isinstance(part, Tensor)
-    }
-    return points._replace(**sliced)
-
-
 def _check(
     query: Tensor,
     key: Tensor,
@@ -284,16 +272,19 @@ def _check(
     temperature: float | Tensor,
     exclude: Tensor | None,
     similarity: Tensor | None,
+    own: Tensor | None,
 ) -> None:
     check_not_transformed()
     check_temperature(temperature)
-    check_shapes(query, key, negatives)
-    check_mask(exclude, len(query), len(negatives))
+    check_own(own, query)
+    check_shapes(query, key, negatives, may_be_empty=own is not None)
+    columns = len(negatives) + (0 if own is None else own.shape[1])
+    check_mask(exclude, len(query), columns)
     if plan is not None:
         check_plan(plan, len(query))
     if similarity is not None:
         check_similarity(similarity)
-        expected = (len(query), len(negatives))
+        expected = (len(query), columns)
         if tuple(similarity.shape) != expected:
             raise InputError(
                 f"similarity has shape {tuple(similarity.shape)}: it must be"

@@ -33,6 +33,8 @@ from hardmix.mixing.plans import (
 )
 from hardmix.mixing.points import dots, join
 from hardmix.mixing.ranking import in_one_piece
+from hardmix.mixing.synco import plan_mixcse, plan_synco
+from hardmix.mixing.transformations import FeatureTransformation
 from hardmix.settings.named_choices import RealNegatives
 
 
@@ -297,6 +299,11 @@ STRATEGIES: dict[str, Strategy] = {
     "log-beta-weighted": partial(plan_beta_weighted, weighing="log-beta"),
     "softmax-sampled": plan_softmax_sampled,
     "fixed-percentage": plan_fixed_percentage,
+    "synco": plan_synco,
+    "mixcse": plan_mixcse,
+    "feature-transformation": FeatureTransformation(),
+    "extrapolated-positives": FeatureTransformation(queue_alpha=None),
+    "mixed-queue": FeatureTransformation(positive_alpha=None),
 }
 """The strategies by name, as in `MochiLoss(strategy=...)` and the setting mix.strategy."""
 
@@ -308,3 +315,6 @@ def function_of(strategy: Strategy) -> object:
 
 OUR_FUNCTIONS = {function_of(strategy) for strategy in STRATEGIES.values()}
 """Their plans have the pairs first, and all row indices are valid."""
+
+COUNTS_ITSELF = (plan_synco,)
+"""Strategies that make points of further kinds, also where s = s' = 0."""
