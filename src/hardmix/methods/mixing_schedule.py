@@ -5,15 +5,14 @@ For every method that has negatives.
 
 from functools import partial
 
-import torch
-
 from hardmix.errors import InputError
 from hardmix.methods.base import TrainingPosition
 from hardmix.mixing.loss import MochiLoss
 from hardmix.mixing.plans import Strategy
+from hardmix.mixing.transformations import FeatureTransformation
 from hardmix.mixing.variants import STRATEGIES, plan_fixed_percentage, plan_softmax_sampled
 from hardmix.runtime.distributed import rank
-from hardmix.runtime.random_numbers import RowsGenerator, seed_of
+from hardmix.runtime.random_numbers import RowDraws, RowsGenerator, seed_of
 from hardmix.settings.config import MixConfig, PretrainConfig
 from hardmix.settings.schedules import decreasing, mixing_started
 
@@ -47,10 +46,18 @@ class MixingSchedule:
             return self.wanted and mixing_started(at.step, mix.warm_up_steps)
         return self.wanted and mixing_started(at.epoch, mix.warm_up_epochs)
 
-    def generator(self, at: TrainingPosition) -> torch.Generator:
-        """Return a generator whose numbers do not depend on the number of processes."""
+    def generator(self, at: TrainingPosition) -> RowsGenerator | RowDraws:
+        """Return what draws a step's numbers: they do not depend on the number of processes.
+
+        A generator for an own strategy, which may ask PyTorch for numbers with it, and for one
+        that draws for the whole batch.
+        """
+        seed = seed_of("mixing", self.config.train.seed, at.step, at.part, 0)
+        chosen = STRATEGIES.get(self.config.mix.strategy)
+        if self._own is None and not isinstance(chosen, FeatureTransformation):
+            return RowDraws(seed, rank())
         generator = RowsGenerator()
-        generator.manual_seed(seed_of("mixing", self.config.train.seed, at.step, at.part, 0))
+        generator.manual_seed(seed)
         generator.part = rank()
         return generator
 

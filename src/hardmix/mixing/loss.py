@@ -136,8 +136,8 @@ class MochiLoss(nn.Module):
         never mixed, or vectors of each query's own.
         exclude: negatives to ignore, e.g. `memory.same_class(labels)` for the class oracle.
         reduction: "none" for the loss of each query, "sum" for their sum.
-        options: `mix`, `generator`, `check`, `own_negatives`, `positives`, `sample_weights`: see
-        `CallOptions`.
+        options: `mix`, `generator`, `normalised`, `check`, `own_negatives`, `positives`,
+        `sample_weights`: see `CallOptions`.
         """
         check_choice("reduction", reduction, get_args(Reduction))
         call = Call(**options)
@@ -179,7 +179,8 @@ class MochiLoss(nn.Module):
         own = place == torch.arange(len(keys), device=query.device)
         exclude = widened(exclude, len(query), len(keys), num_own)
         exclude = either(widened(own, len(query), len(keys), num_own), exclude)
-        vectors = unit_embeddings(query, key, keys, call.check, call.own_negatives)
+        given = call.own_negatives, call.normalised
+        vectors = unit_embeddings(query, key, keys, call.check, *given)
         takes_part = TakesPart(exclude, exclude)
         outcome, _ = self._contrast(vectors, takes_part, call, overwrite=True, at_most=True)
         return _loss(outcome, reduction, call)
@@ -231,7 +232,7 @@ class MochiLoss(nn.Module):
         overwrite: bool,
     ) -> tuple[Contrast, MixPlan | None]:
         negatives, own = shared_and_own(query, negatives, call.own_negatives)
-        vectors = unit_embeddings(query, key, negatives, call.check, own)
+        vectors = unit_embeddings(query, key, negatives, call.check, own, call.normalised)
         by_slots = own is None and call.positives is None and self._mixes_slots(negatives)
         num_own = 0 if own is None else own.shape[1]
         takes_part = who_takes_part(query, negatives, exclude, by_slots, num_own)
@@ -346,7 +347,8 @@ class MochiLoss(nn.Module):
             num_pairs=self.num_pairs,
             num_with_query=self.num_with_query,
             exclude=not_mixed,
-            generator=call.generator,
+            # By row without being a generator only for our strategies: others' may need one.
+            generator=call.generator,  # type: ignore[arg-type]
             embeddings=embeddings,
         )
         if function_of(self.strategy) not in OUR_FUNCTIONS:

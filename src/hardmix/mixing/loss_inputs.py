@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hardmix.errors import InputError
 from hardmix.mixing.checks import check_mask, check_not_transformed, check_own, check_shapes
-from hardmix.mixing.plans import Vectors
+from hardmix.mixing.plans import DrawsByRow, Vectors
 from hardmix.mixing.queue import MemoryQueue
 from hardmix.mixing.unit_length import unit_vectors
 
@@ -23,8 +23,10 @@ class CallOptions(TypedDict, total=False):
 
     mix: bool
     """False for no points, as in the warm-up epochs (see `mixing_started`)."""
-    generator: torch.Generator | None
+    generator: torch.Generator | DrawsByRow | None
     """The random number generator; None uses PyTorch's default."""
+    normalised: bool
+    """Promise that query and key are of unit length already."""
     check: bool | None
     """Whether to refuse vectors that are zero, NaN or infinite. None checks on a CPU only, as
     checking would synchronise a GPU. Unchecked, such vectors make the loss NaN."""
@@ -40,7 +42,8 @@ class Call(NamedTuple):
     """The same, with their defaults."""
 
     mix: bool = True
-    generator: torch.Generator | None = None
+    generator: torch.Generator | DrawsByRow | None = None
+    normalised: bool = False
     check: bool | None = None
     own_negatives: Tensor | None = None
     positives: Tensor | None = None
@@ -109,6 +112,7 @@ def unit_embeddings(
     negatives: Tensor | MemoryQueue,
     check: bool | None,
     own: Tensor | None = None,
+    normalised: bool = False,
 ) -> Vectors:
     """Return all at unit length in one dtype, float32 or better."""
     check_not_transformed()
@@ -117,8 +121,11 @@ def unit_embeddings(
     check_shapes(query, key, vectors, may_be_empty=own is not None)
     dtype = torch.promote_types(torch.promote_types(query.dtype, vectors.dtype), torch.float32)
     with torch.autocast(query.device.type, enabled=False):
-        unit_query = unit_vectors("query", query, dtype, check)
-        unit_key = unit_vectors("key", key, dtype, check)
+        if normalised:
+            unit_query, unit_key = query.to(dtype), key.to(dtype)
+        else:
+            unit_query = unit_vectors("query", query, dtype, check)
+            unit_key = unit_vectors("key", key, dtype, check)
         if isinstance(negatives, MemoryQueue):
             vectors = vectors.to(dtype)
         else:

@@ -115,6 +115,19 @@ def vectors_of(embeddings: Embeddings, dtype: torch.dtype) -> Vectors:
 
 
 @runtime_checkable
+class DrawsByRow(Protocol):
+    """In place of a generator, or a generator itself: makes the numbers of each query.
+
+    `torch.compile` takes it into its graph, unless it is a torch.Generator.
+    """
+
+    def uniform_rows(
+        self, rows: int, columns: int, dtype: torch.dtype, device: torch.device
+    ) -> Float[Tensor, "rows columns"]:
+        """Return uniform numbers in [0, 1), different in every call."""
+
+
+@runtime_checkable
 class Strategy(Protocol):
     """The signature of a strategy: any such callable may be passed in place of a name."""
 
@@ -139,7 +152,7 @@ def plan_mochi(
     num_pairs: int,
     num_with_query: int,
     exclude: Bool[Tensor, "batch K"] | None = None,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | DrawsByRow | None = None,
     embeddings: Embeddings | None = None,
 ) -> MixPlan:
     """Return MoCHi's plan (Sec. 4): s pair points, then s' points mixed with the query.
@@ -180,7 +193,7 @@ def mix_pairs(
     hardest: HardestNegatives,
     num_pairs: int,
     dtype: torch.dtype = torch.float32,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | DrawsByRow | None = None,
 ) -> MixPlan:
     """Eq. 3: mix pairs of the hardest negatives, alpha ~ U(0, 1), for every query and point.
 
@@ -194,7 +207,7 @@ def mix_with_query(
     hardest: HardestNegatives,
     num_with_query: int,
     dtype: torch.dtype = torch.float32,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | DrawsByRow | None = None,
 ) -> MixPlan:
     """Sec. 4.2: mix the query into its hardest negatives, beta ~ U(0, 0.5)."""
     return mix(hardest, 0, num_with_query, dtype, generator)
@@ -205,7 +218,7 @@ def mix(
     num_pairs: int,
     num_with_query: int,
     dtype: torch.dtype = torch.float32,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | DrawsByRow | None = None,
 ) -> MixPlan:
     """Sec. 4: s pair points (Eq. 3), then s' points mixed with the query, in one draw."""
     check_counts(2, num_pairs, num_with_query)
@@ -237,7 +250,7 @@ def uniform_numbers(
     hardest: HardestNegatives,
     columns: int,
     dtype: torch.dtype,
-    generator: torch.Generator | None,
+    generator: torch.Generator | DrawsByRow | None,
 ) -> Float[Tensor, "batch columns"]:
     """Uniform numbers in [0, 1) for every query, on the negatives' device.
 
@@ -247,7 +260,9 @@ def uniform_numbers(
     device, rows = hardest.positions.device, len(hardest.positions)
     if generator is None:
         return torch.rand(rows, columns, dtype=dtype, device=device)
-    # Generators cannot be compiled: the graph has two parts, around this call.
+    if not isinstance(generator, torch.Generator):
+        return generator.uniform_rows(rows, columns, dtype, device)
+    # A torch.Generator cannot be compiled: the graph has two parts, around this call.
     drawn: Tensor = torch.compiler.disable(_drawn_from)(generator, rows, columns, dtype, device)
     return drawn
 
@@ -261,22 +276,12 @@ def _drawn_from(
     return uniform.uniform_(generator=generator).to(device)
 
 
-@runtime_checkable
-class DrawsByRow(Protocol):
-    """A generator with its own method for the numbers of each query."""
-
-    def uniform_rows(
-        self, rows: int, columns: int, dtype: torch.dtype, device: torch.device
-    ) -> Float[Tensor, "rows columns"]:
-        """Return uniform numbers in [0, 1), different in every call."""
-
-
 def draw(
     hardest: HardestNegatives,
     num_points: int,
     num_each: int,
     dtype: torch.dtype,
-    generator: torch.Generator | None,
+    generator: torch.Generator | DrawsByRow | None,
 ) -> tuple[Float[Tensor, "batch S"], ...]:
     """Uniform numbers in [0, 1): `num_each` for every query and point, on the negatives' device."""
     uniform = uniform_numbers(hardest, num_each * num_points, dtype, generator)

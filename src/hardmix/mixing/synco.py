@@ -24,6 +24,7 @@ from hardmix.mixing.plans import (
     KEY,
     QUERY,
     VECTOR,
+    DrawsByRow,
     Embeddings,
     HardestNegatives,
     MixPlan,
@@ -43,7 +44,7 @@ def plan_synco(
     num_pairs: int,
     num_with_query: int,
     exclude: Bool[Tensor, "batch K"] | None = None,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | DrawsByRow | None = None,
     embeddings: Embeddings | None = None,
     num_extrapolated: int = 256,
     num_noisy: int = 64,
@@ -96,7 +97,7 @@ def plan_mixcse(
     num_pairs: int,
     num_with_query: int,
     exclude: Bool[Tensor, "batch K"] | None = None,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | DrawsByRow | None = None,
     embeddings: Embeddings | None = None,
     share: float = 0.2,
 ) -> MixPlan:
@@ -138,7 +139,7 @@ def _vectors(
     signs: int,
     num_noisy: int,
     dtype: torch.dtype,
-    generator: torch.Generator | None,
+    generator: torch.Generator | DrawsByRow | None,
 ) -> Tensor | None:
     """The signs of the query, then the noise; None if there are neither."""
     if not signs and not num_noisy:

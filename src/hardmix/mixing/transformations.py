@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hardmix.errors import InputError
-from hardmix.mixing.plans import Embeddings, MixPlan, Vectors
+from hardmix.mixing.plans import DrawsByRow, Embeddings, MixPlan, Vectors
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,17 @@ class FeatureTransformation:
         return MixPlan(none, none, similarity.new_empty(len(similarity), 0))
 
     def transform(
-        self, vectors: Vectors, exclude: Tensor | None, generator: torch.Generator | None
+        self,
+        vectors: Vectors,
+        exclude: Tensor | None,
+        generator: torch.Generator | DrawsByRow | None,
     ) -> tuple[Vectors, Tensor | None]:
         """Return the vectors to contrast, and the mask: a mix with an excluded one is excluded."""
+        if not (generator is None or isinstance(generator, torch.Generator)):
+            raise InputError(
+                f"generator={type(generator).__name__} draws numbers of each query, but a feature"
+                " transformation needs one for the whole batch: pass a torch.Generator."
+            )
         query, key, negatives, own = vectors
         if self.positive_alpha is not None:
             query, key = extrapolated_positives(query, key, self.positive_alpha, generator)
