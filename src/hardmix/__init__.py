@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from hardmix.evaluation.features import Features, TrainedEncoder, extract, load_encoder
     from hardmix.evaluation.knn import knn_accuracy
     from hardmix.evaluation.probe import probe_accuracy
+    from hardmix.mixing.denominators import (
+        DENOMINATORS,
+        Denominator,
+        debiased,
+        decoupled,
+        dual_temperature,
+        hcl,
+        infonce,
+        supcon_in,
+    )
     from hardmix.mixing.diagnostics import (
         FalseParents,
         ProxyAccuracy,
@@ -28,11 +38,29 @@ if TYPE_CHECKING:
         proxy_accuracy,
     )
     from hardmix.mixing.embedding_space import alignment, uniformity
+    from hardmix.mixing.filters import (
+        FILTERS,
+        NegativeFilter,
+        above_positive,
+        same_labels,
+        share_of_positive,
+    )
+    from hardmix.mixing.gradient_cache import backward_in_chunks
     from hardmix.mixing.infonce import Contrast, contrast
     from hardmix.mixing.loss import MochiLoss
+    from hardmix.mixing.masses import Masses
+    from hardmix.mixing.negative_weights import (
+        WEIGHTS,
+        NegativeWeights,
+        given_weights,
+        hardness_weights,
+        hcl_weights,
+        ring_weights,
+    )
     from hardmix.mixing.plans import (
         KEY,
         QUERY,
+        VECTOR,
         Embeddings,
         HardestNegatives,
         MixPlan,
@@ -44,6 +72,12 @@ if TYPE_CHECKING:
     )
     from hardmix.mixing.points import materialize
     from hardmix.mixing.queue import MemoryQueue
+    from hardmix.mixing.synco import plan_mixcse, plan_synco
+    from hardmix.mixing.transformations import (
+        FeatureTransformation,
+        extrapolated_positives,
+        mixed_queue,
+    )
     from hardmix.mixing.variants import (
         STRATEGIES,
         dropped_negatives,
@@ -94,19 +128,30 @@ _HOME = {
     "evaluation.features": "Features TrainedEncoder extract load_encoder",
     "evaluation.knn": "knn_accuracy",
     "evaluation.probe": "probe_accuracy",
+    "mixing.denominators": (
+        "DENOMINATORS Denominator debiased decoupled dual_temperature hcl infonce supcon_in"
+    ),
     "mixing.diagnostics": (
         "FalseParents ProxyAccuracy false_negatives_top false_parents matching_probability "
         "proxy_accuracy"
     ),
     "mixing.embedding_space": "alignment uniformity",
+    "mixing.filters": "FILTERS NegativeFilter above_positive same_labels share_of_positive",
+    "mixing.gradient_cache": "backward_in_chunks",
     "mixing.infonce": "Contrast contrast",
     "mixing.loss": "MochiLoss",
+    "mixing.masses": "Masses",
+    "mixing.negative_weights": (
+        "WEIGHTS NegativeWeights given_weights hardness_weights hcl_weights ring_weights"
+    ),
     "mixing.plans": (
-        "KEY QUERY Embeddings HardestNegatives MixPlan Strategy hardest_negatives mix_pairs "
+        "KEY QUERY VECTOR Embeddings HardestNegatives MixPlan Strategy hardest_negatives mix_pairs "
         "mix_with_query plan_mochi"
     ),
     "mixing.points": "materialize",
     "mixing.queue": "MemoryQueue",
+    "mixing.synco": "plan_mixcse plan_synco",
+    "mixing.transformations": "FeatureTransformation extrapolated_positives mixed_queue",
     "mixing.variants": (
         "STRATEGIES dropped_negatives plan_beta_weighted plan_fixed_percentage "
         "plan_mixed_with_key plan_ranked_by_key plan_softmax_sampled"
@@ -128,18 +173,24 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 
 __all__ = [
+    "DENOMINATORS",
+    "FILTERS",
     "KEY",
     "QUERY",
     "STRATEGIES",
+    "VECTOR",
+    "WEIGHTS",
     "Accuracy",
     "Analysis",
     "Compute",
     "Contrast",
     "DataConfig",
+    "Denominator",
     "DetectionConfig",
     "Embeddings",
     "EvaluatedRun",
     "FalseParents",
+    "FeatureTransformation",
     "Features",
     "FinetuneConfig",
     "HardestNegatives",
@@ -148,11 +199,14 @@ __all__ = [
     "KnnOptions",
     "LinearConfig",
     "LinearOptions",
+    "Masses",
     "MemoryQueue",
     "MixConfig",
     "MixPlan",
     "MochiLoss",
     "ModelConfig",
+    "NegativeFilter",
+    "NegativeWeights",
     "OptimizerConfig",
     "OutputError",
     "Picture",
@@ -165,40 +219,58 @@ __all__ = [
     "UnfinishedError",
     "UnreadableImage",
     "__version__",
+    "above_positive",
     "accuracy_of",
     "alignment",
     "analyze",
+    "backward_in_chunks",
     "choose_compute",
     "contrast",
+    "debiased",
+    "decoupled",
     "decreasing",
     "draw_shapes",
     "dropped_negatives",
+    "dual_temperature",
     "export",
     "extract",
+    "extrapolated_positives",
     "false_negatives_top",
     "false_parents",
     "gather",
+    "given_weights",
     "hardest_negatives",
+    "hardness_weights",
+    "hcl",
+    "hcl_weights",
     "import_weights",
+    "infonce",
     "knn_accuracy",
     "load_encoder",
     "matching_probability",
     "materialize",
     "mix_pairs",
     "mix_with_query",
+    "mixed_queue",
     "mixing_started",
     "open_evaluated_run",
     "open_images",
     "plan_beta_weighted",
     "plan_fixed_percentage",
+    "plan_mixcse",
     "plan_mixed_with_key",
     "plan_mochi",
     "plan_ranked_by_key",
     "plan_softmax_sampled",
+    "plan_synco",
     "pretrain",
     "probe_accuracy",
     "proxy_accuracy",
     "recipes",
+    "ring_weights",
+    "same_labels",
+    "share_of_positive",
+    "supcon_in",
     "uniformity",
     "write_report",
 ]
