@@ -97,12 +97,17 @@ def check_temperature(temperature: float | Tensor, name: str = "temperature") ->
             )
         if torch.compiler.is_compiling() or temperature.device.type != "cpu":
             return
-        temperature = float(temperature.detach())
+        temperature = as_number(temperature)
     if not (math.isfinite(temperature) and temperature > 0):
         raise InputError(
             f"{name}={temperature} must be a finite number above 0: logits are divided by it;"
             " the paper's loss uses 0.2."
         )
+
+
+def as_number(temperature: float | Tensor) -> float:
+    """Return a temperature's value; waits for a GPU that has it."""
+    return float(temperature.detach() if isinstance(temperature, Tensor) else temperature)
 
 
 def check_not_transformed() -> None:

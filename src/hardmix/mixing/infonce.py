@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hardmix.errors import InputError
 from hardmix.mixing.checks import (
+    as_number,
     check_mask,
     check_not_transformed,
     check_own,
@@ -178,7 +179,7 @@ class _InfoNCE(torch.autograd.Function):
     ) -> Tensor:
         needs_query, _, needs_negatives, *_, needs_temperature = ctx.needs_input_grad[:7]
         needs_query = needs_query or needs_temperature
-        ctx.temperature, temperature = temperature, float(temperature)
+        ctx.temperature, temperature = temperature, as_number(temperature)
         along = torch.zeros_like(positive) if needs_temperature else None
         per_query, to_key = torch.empty_like(positive), torch.empty_like(positive)
         direction = torch.empty_like(query) if needs_query else None
@@ -222,7 +223,7 @@ class _InfoNCE(torch.autograd.Function):
         needs_query, needs_key, needs_negatives = ctx.needs_input_grad[:3]
         # Backward may be called inside autocast too, and would multiply in half precision there.
         with torch.autocast(query.device.type, enabled=False):
-            temperature = float(ctx.temperature)
+            temperature = as_number(ctx.temperature)
             step = grad_per_query.unsqueeze(1) / temperature
             grad_query = step * direction if needs_query else None
             grad_key = step * to_key.unsqueeze(1) * query if needs_key else None

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hardmix.errors import InputError
 from hardmix.mixing.checks import (
+    as_number,
     check_choice,
     check_counts,
     check_plan,
@@ -364,7 +365,7 @@ class MochiLoss(nn.Module):
         """Return the text that print() shows: the paper's MoCHi (N, s, s')."""
         numbers = f"{self.num_hardest}, {self.num_pairs}, {self.num_with_query}"
         given = self.temperature
-        shown = f"{float(given):.4g}, learnt" if isinstance(given, Tensor) else given
+        shown = f"{as_number(given):.4g}, learnt" if isinstance(given, Tensor) else given
         return f"MoCHi ({numbers}), temperature={shown}"
 
 

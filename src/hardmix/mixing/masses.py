@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from hardmix.mixing.checks import as_number
 from hardmix.mixing.closed_form import Points, evaluate_plan, gradient_sum
 from hardmix.mixing.device_infonce import (
     MadePoints,
@@ -192,7 +193,7 @@ class LogMass(torch.autograd.Function):
         width = real.shape[1]
         if plan and points is None:
             width = max(width, plan[0].shape[1] * query.shape[1])  # type: ignore[union-attr]
-        number = temperature if one_piece else float(temperature)
+        number = temperature if one_piece else as_number(temperature)
         wanted = options._replace(
             query_gradient=needs_query or needs_temperature,
             negatives_gradient=needs_shared or needs_own,
