@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hardmix import STRATEGIES, InputError, MemoryQueue, MochiLoss, contrast, plan_mochi
-from hardmix.runtime.random_numbers import RowsGenerator
+from hardmix.runtime.random_numbers import RowDraws, RowsGenerator
 from mixing_cases import any_plan
 from pretended_gpu import DeviceLog, pretended_gpu
 from reference import loss_and_gradient, unit
@@ -65,6 +65,13 @@ def test_a_queue_at_any_fill_with_any_mask_keeps_to_the_same_budget(start, fille
         options = {"exclude": exclude, "generator": RowsGenerator()}
         launches = step(log, MochiLoss(), gpu_queue(filled, start), batch, **options)
     assert launches <= (MOST_LAUNCHES if masked else 61), log.by_place(log.launches)
+
+
+def test_vectors_that_are_normalised_already_take_seven_launches_less():
+    with pretended_gpu() as log:
+        options = {"generator": RowDraws(1), "exclude": torch.rand(32, K, device="cuda") < 0.5}
+        usual = step(log, MochiLoss(), gpu_queue(), **options)
+        assert step(log, MochiLoss(), gpu_queue(), **options, normalised=True) == usual - 7
 
 
 @pytest.mark.parametrize("filled", [0, 1])
