@@ -103,12 +103,12 @@ def hcl_weights(of: Query, tau, beta=1.0) -> list[float]:
     return [each / (sum(terms) / len(terms)) for each in terms]
 
 
-def hardness_weights(of: Query, tau, alpha=9.0) -> list[float]:  # noqa: ARG001
+def hardness_weights(of: Query, tau, alpha=9.0) -> list[float]:
     return [math.exp(alpha * float(of.q @ each)) for each in of.negatives]
 
 
-def ring_weights(of: Query, tau, low=0.0, high=90.0) -> list[float]:  # noqa: ARG001
-    import numpy as np  # noqa: PLC0415
+def ring_weights(of: Query, tau, low=0.0, high=90.0) -> list[float]:
+    import numpy as np
 
     if not of.negatives:
         return []

@@ -94,7 +94,6 @@ if TYPE_CHECKING:
     from hardmix.settings import recipes
     from hardmix.settings.config import (
         DataConfig,
-        MixConfig,
         ModelConfig,
         PretrainConfig,
         TrainConfig,
@@ -106,6 +105,7 @@ if TYPE_CHECKING:
         LinearConfig,
         LinearOptions,
     )
+    from hardmix.settings.loss_options import LossConfig, MixConfig
     from hardmix.settings.optimizer_options import OptimizerConfig
     from hardmix.settings.schedules import decreasing, mixing_started
     from hardmix.training.pretrain import pretrain
@@ -161,9 +161,10 @@ _HOME = {
     "runtime.device": "Compute choose_compute",
     "runtime.distributed": "gather",
     "settings": "recipes",
-    "settings.config": ("DataConfig MixConfig ModelConfig PretrainConfig TrainConfig"),
+    "settings.config": ("DataConfig ModelConfig PretrainConfig TrainConfig"),
     "settings.detection_options": "DetectionConfig",
     "settings.evaluation_options": "FinetuneConfig KnnOptions LinearConfig LinearOptions",
+    "settings.loss_options": "LossConfig MixConfig",
     "settings.optimizer_options": "OptimizerConfig",
     "settings.schedules": "decreasing mixing_started",
     "training.pretrain": "pretrain",
@@ -199,6 +200,7 @@ __all__ = [
     "KnnOptions",
     "LinearConfig",
     "LinearOptions",
+    "LossConfig",
     "Masses",
     "MemoryQueue",
     "MixConfig",

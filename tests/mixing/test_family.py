@@ -63,7 +63,9 @@ def any_case(draw):
 def _with_own(columns, num_shared, num_own):
     """Some of the rows become own ones."""
     there = (columns >= 0) & (torch.rand(columns.shape) < 0.4)
-    return torch.where(there, torch.randint_like(columns, num_shared, num_shared + num_own), columns)
+    return torch.where(
+        there, torch.randint_like(columns, num_shared, num_shared + num_own), columns
+    )
 
 
 def log_weights_of(weights, case, tau):
@@ -188,9 +190,9 @@ def test_weights_in_their_limits_change_no_bit(weights):
     query, key, memory = torch.randn(6, 16), torch.randn(6, 16), MemoryQueue.prefilled(unit(90, 16))
     small = {"num_hardest": 20, "num_pairs": 30, "num_with_query": 10}
     found = []
-    for given_weights in ("none", weights):
+    for chosen in ("none", weights):
         generator = torch.Generator().manual_seed(1)
-        loss = MochiLoss(**small, weights=given_weights)(query, key, memory, generator=generator)
+        loss = MochiLoss(**small, weights=chosen)(query, key, memory, generator=generator)
         found.append(loss)
     assert torch.equal(*found)
 
@@ -331,14 +333,14 @@ def test_bad_arguments_are_refused_in_words(make, words, unchecked_types):
 
 def test_weights_and_positives_of_another_shape_are_refused(unchecked_types):
     query, key, negatives = torch.randn(4, 8), torch.randn(4, 8), torch.randn(9, 8)
+    narrow = MochiLoss(5, 0, 0, weights=lambda similarity, **_: similarity[:, :3])
     with pytest.raises(InputError, match=r"the weights have shape \(4, 3\).*\(4, 9\)"):
-        loss = MochiLoss(5, 0, 0, weights=lambda similarity, **_: similarity[:, :3])
-        loss(query, key, negatives)
+        narrow(query, key, negatives)
     with pytest.raises(InputError, match=r"positives has shape \(4, 3\)"):
         MochiLoss(5, 0, 0)(query, key, negatives, positives=torch.ones(4, 3, dtype=torch.bool))
+    none = torch.zeros(4, 9, dtype=torch.bool)
     with pytest.raises(InputError, match=r"several positives are defined for"):
-        loss = MochiLoss(5, 0, 0, denominator="decoupled")
-        loss(query, key, negatives, positives=torch.zeros(4, 9, dtype=torch.bool))
+        MochiLoss(5, 0, 0, denominator="decoupled")(query, key, negatives, positives=none)
     with pytest.raises(InputError, match=r"own_negatives of shape \(batch, M, dim\)"):
         MochiLoss(5, 0, 0, weights="given")(query, key, negatives)
 

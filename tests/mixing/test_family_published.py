@@ -202,7 +202,10 @@ def test_feature_transformation():
     first, second = views()
     torch.manual_seed(5)
     order = torch.randperm(20)
-    drawn = {2.0: torch.tensor(0.37, dtype=torch.float64), 1.6: torch.tensor(0.61, dtype=torch.float64)}
+    drawn = {
+        2.0: torch.tensor(0.37, dtype=torch.float64),
+        1.6: torch.tensor(0.61, dtype=torch.float64),
+    }
     with (
         patch.object(transformations, "_beta", lambda alpha, *_: drawn[alpha]),
         patch.object(torch, "randperm", lambda *_, **__: order),

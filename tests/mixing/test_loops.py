@@ -41,7 +41,10 @@ def test_own_negatives_stand_beside_or_instead_of_shared_ones():
     to_own = torch.einsum("bd,bmd->bm", query, own)
     for ours, theirs in [
         (loss(query, key, own), logits_of(query, key, to_own)),
-        (loss(query, key, shared, own_negatives=own), logits_of(query, key, query @ shared.T, to_own)),
+        (
+            loss(query, key, shared, own_negatives=own),
+            logits_of(query, key, query @ shared.T, to_own),
+        ),
     ]:
         expected = first_is_right(theirs)
         torch.testing.assert_close(ours, expected)
@@ -126,7 +129,10 @@ def test_supcon_in_pytorch_metric_learning():
     losses = pytest.importorskip(
         "pytorch_metric_learning.losses", reason="pip install 'hardmix[examples]'"
     )
-    features, labels = torch.randn(12, 8, dtype=torch.float64, requires_grad=True), torch.arange(12) % 4
+    features, labels = (
+        torch.randn(12, 8, dtype=torch.float64, requires_grad=True),
+        torch.arange(12) % 4,
+    )
     theirs = losses.SupConLoss(temperature=0.2)(features, labels)
     # A query's first positive is its key, its others are positives among all.
     key = torch.stack([features[(i + 4) % 12] for i in range(12)])

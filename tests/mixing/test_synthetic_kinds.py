@@ -139,9 +139,7 @@ def test_a_mix_with_an_excluded_negative_is_excluded():
     values = []
     for number in (1.0, 50.0):  # whatever it is, it takes no part
         memory.keys[3] = unit(1, 9)[0] * number
-        values.append(
-            loss(query, key, memory, exclude, generator=torch.Generator().manual_seed(3))
-        )
+        values.append(loss(query, key, memory, exclude, generator=torch.Generator().manual_seed(3)))
     torch.testing.assert_close(*values)
 
 

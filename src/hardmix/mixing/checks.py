@@ -92,8 +92,9 @@ def check_temperature(temperature: float | Tensor, name: str = "temperature") ->
     if isinstance(temperature, Tensor):
         if temperature.numel() != 1 or not temperature.is_floating_point():
             raise InputError(
-                f"{name} has shape {tuple(temperature.shape)} and dtype {temperature.dtype}: it must"
-                " be one floating-point number; for CLIP's logit_scale pass (-logit_scale).exp()."
+                f"{name} has shape {tuple(temperature.shape)} and dtype {temperature.dtype}: it"
+                " must be one floating-point number; for CLIP's logit_scale pass"
+                " (-logit_scale).exp()."
             )
         if torch.compiler.is_compiling() or temperature.device.type != "cpu":
             return
@@ -160,9 +161,7 @@ def check_own(own: Tensor | None, query: Tensor) -> None:
         )
 
 
-def check_shapes(
-    query: Tensor, key: Tensor, negatives: Tensor, may_be_empty: bool = False
-) -> None:
+def check_shapes(query: Tensor, key: Tensor, negatives: Tensor, may_be_empty: bool = False) -> None:
     """Refuse vectors that cannot be compared with each other.
 
     may_be_empty: there may be no shared negatives.

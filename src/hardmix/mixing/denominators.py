@@ -92,17 +92,17 @@ def dual_temperature(factor: float = 10.0) -> Denominator:
 
 
 def _debiased(masses: Masses, tau_plus: float) -> Tensor:
-    excess = masses.count.log() + math.log(tau_plus) + masses.positive - masses.negatives
+    excess = masses.number.log() + math.log(tau_plus) + masses.positive - masses.negatives
     below = excess < 0
     kept = torch.where(below, excess, -1.0)  # no gradient, and no NaN, from what is not kept
     sums = masses.negatives + (-torch.expm1(kept)).log() - math.log1p(-tau_plus)
-    floor = masses.count.log() - 1 / masses.temperature
+    floor = masses.number.log() - 1 / masses.temperature
     return infonce(masses._replace(negatives=torch.where(below & (sums >= floor), sums, floor)))
 
 
 def _hcl(masses: Masses, beta: float, tau_plus: float) -> Tensor:
-    sums = masses.count.log() + masses.at(1 / (1 + beta)) - masses.at(1 / beta)
-    sums = torch.where(masses.count > 0, sums, -torch.inf)
+    sums = masses.number.log() + masses.at(1 / (1 + beta)) - masses.at(1 / beta)
+    sums = torch.where(masses.number > 0, sums, -torch.inf)
     masses = masses._replace(negatives=sums)
     return infonce(masses) if tau_plus == 0 else _debiased(masses, tau_plus)
 
@@ -131,6 +131,7 @@ def check_not_negative(name: str, value: float, what: str) -> None:
 
 SEVERAL_POSITIVES = (infonce, supcon_in)
 """Denominators that are defined for several positives."""
+
 
 def check_family(
     denominator: Denominator,

@@ -72,9 +72,7 @@ class DeviceInfoNCE(torch.autograd.Function):
             some = [None if each is None else rows_of(each, rows) for each in (exclude, *plan)]
             vectors = Vectors(rows_of(query, rows), rows_of(key, rows), negatives)
             similarity = rows_of(real, rows)
-            parts.append(
-                _evaluate(vectors, similarity, some[0], temperature, wanted, some[1:])
-            )
+            parts.append(_evaluate(vectors, similarity, some[0], temperature, wanted, some[1:]))
         whole = _Part(*(joined(list(each)) for each in zip(*parts, strict=True)))
         ctx.temperature = temperature
         ctx.remembered = remember(

@@ -42,9 +42,7 @@ def remember(
         return None
     negatives = vectors.negatives
     version = None if negatives.is_inference() else negatives._version
-    return Remembered(
-        vectors, plan, temperature, exclude, log_weights, through_query, version
-    )
+    return Remembered(vectors, plan, temperature, exclude, log_weights, through_query, version)
 
 
 def wants_second_derivative(ctx: Any) -> bool:
@@ -82,7 +80,7 @@ def infonce_again(remembered: Remembered) -> Tensor:
 
 
 def log_mass_again(remembered: Remembered) -> Tensor:
-    """log of the sum over negatives and points in Eq. 1's denominator, for every query."""
+    """Log of the sum over negatives and points in Eq. 1's denominator, for every query."""
     vectors, plan, temperature, exclude, log_weights, through_query, _ = remembered
     logits = dots(vectors.query, vectors.negatives, vectors.own) / temperature
     if log_weights is not None:

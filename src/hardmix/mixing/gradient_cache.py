@@ -6,8 +6,8 @@ again, with its graph, and send its part of that gradient through it. The result
 whole batch, for one more forward pass.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -32,8 +32,8 @@ def backward_in_chunks(
     more_follow: entered for all but the last backward pass, such as `model.no_sync` of
     DistributedDataParallel.
 
-    Dropout repeats itself in the second pass. Batch normalisation sees each chunk as a batch, twice:
-    use layers without batch statistics, or accept those of the chunk.
+    Dropout repeats itself in the second pass. Batch normalisation sees each chunk as a batch,
+    twice: use layers without batch statistics, or accept those of the chunk.
     """
     if not encoded or any(len(chunks) == 0 for _, chunks in encoded):
         raise InputError(
@@ -69,7 +69,7 @@ def backward_in_chunks(
 
 def _split(leaf: Tensor, parts: list[Tensor]) -> Iterable[Tensor]:
     gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-    return gradient.split([len(part) for part in parts])
+    return torch.split(gradient, [len(part) for part in parts])
 
 
 def _encode(encoder: Callable[..., Tensor], chunk: Any) -> Tensor:
@@ -92,20 +92,14 @@ def _random_state(chunk: Any) -> list[tuple[torch.device, Tensor]]:
     return [(torch.device("cpu"), torch.get_rng_state()), *on_gpus]
 
 
-class _as_before:  # noqa: N801
+@contextmanager
+def _as_before(state: list[tuple[torch.device, Tensor]]) -> Iterator[None]:
     """Within, PyTorch's generators repeat what they drew from this state on."""
-
-    def __init__(self, state: list[tuple[torch.device, Tensor]]) -> None:
-        gpus = [device for device, _ in state if device.type == "cuda"]
-        self._state, self._fork = state, torch.random.fork_rng(devices=gpus)
-
-    def __enter__(self) -> None:
-        self._fork.__enter__()
-        for device, state in self._state:
+    gpus = [device for device, _ in state if device.type == "cuda"]
+    with torch.random.fork_rng(devices=gpus):
+        for device, each in state:
             if device.type == "cuda":
-                torch.cuda.set_rng_state(state, device)
+                torch.cuda.set_rng_state(each, device)
             else:
-                torch.set_rng_state(state)
-
-    def __exit__(self, *error: object) -> None:
-        self._fork.__exit__(*error)
+                torch.set_rng_state(each)
+        yield

@@ -120,12 +120,15 @@ def contrast(
         with torch.no_grad():
             real = dots(query, negatives, own) if similarity is None else similarity.to(dtype)
         vectors = Vectors(query, key, negatives, own)
-        if own is not None or log_weights is not None or positives is not None or (
-            denominator_of(denominator) is not infonce
+        if (
+            own is not None
+            or log_weights is not None
+            or positives is not None
+            or (denominator_of(denominator) is not infonce)
         ):
             terms = Terms(real, exclude, log_weights, plan, None, through_query, every_point)
-            known = None if in_one_piece(query) else num_pairs
-            masses, positive, synthetic = masses_of(vectors, temperature, terms, positives, known)
+            given = vectors, temperature, terms, positives, num_pairs
+            masses, positive, synthetic = masses_of(*given)
             per_query = denominator_of(denominator)(masses)
         elif in_one_piece(query):
             learnt = isinstance(temperature, Tensor) and temperature.requires_grad
@@ -143,13 +146,20 @@ def contrast(
             with torch.no_grad():
                 positive, points = (query * key).sum(dim=1), None
                 if plan is not None:
-                    known = num_pairs, every_point
-                    points = evaluate_plan(plan, vectors, real, positive, through_query, *known)
-            again = remember(
-                vectors, plan, temperature, exclude, through_query=through_query
-            )
+                    known = through_query, num_pairs, every_point
+                    points = evaluate_plan(plan, vectors, real, positive, *known)
+            again = remember(vectors, plan, temperature, exclude, through_query=through_query)
             per_query = _InfoNCE.apply(
-                query, key, negatives, positive, real, points, temperature, exclude, overwrite, again
+                query,
+                key,
+                negatives,
+                positive,
+                real,
+                points,
+                temperature,
+                exclude,
+                overwrite,
+                again,
             )
             synthetic = real.new_empty(len(real), 0) if points is None else points.similarity
     real = real[:, :0] if overwrite else real

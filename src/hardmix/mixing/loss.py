@@ -171,8 +171,8 @@ class MochiLoss(nn.Module):
             )
         if not 0 <= first_row <= len(keys) - len(query):
             raise InputError(
-                f"first_row={first_row} with {len(query)} queries and {len(keys)} keys: the queries'"
-                " own keys are rows first_row and on; pass rank * batch size."
+                f"first_row={first_row} with {len(query)} queries and {len(keys)} keys: the"
+                " queries' own keys are rows first_row and on; pass rank * batch size."
             )
         call = Call(**options)
         num_own = 0 if call.own_negatives is None else call.own_negatives.shape[1]

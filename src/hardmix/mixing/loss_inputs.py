@@ -156,8 +156,8 @@ def reduced(per_query: Tensor, reduction: str, sample_weights: Tensor | None) ->
     if sample_weights is not None:
         if tuple(sample_weights.shape) != tuple(per_query.shape):
             raise InputError(
-                f"sample_weights have shape {tuple(sample_weights.shape)}: they must hold one number"
-                f" for each of the {len(per_query)} queries."
+                f"sample_weights have shape {tuple(sample_weights.shape)}: they must hold one"
+                f" number for each of the {len(per_query)} queries."
             )
         per_query = per_query * sample_weights
     if reduction == "none":

@@ -47,7 +47,7 @@ class Masses(NamedTuple):
     """The same, or the mean over several positives."""
     negatives: Float[Tensor, " batch"]
     """log of the sum of weight * exp(q.n / tau) over all negatives and points; -inf without any."""
-    count: Float[Tensor, " batch"]
+    number: Float[Tensor, " batch"]
     """How many negatives and points these are."""
     temperature: float | Tensor
     at: Callable[[float], Tensor]
@@ -205,8 +205,8 @@ class LogMass(torch.autograd.Function):
             vectors = Vectors(some[0], some[1], negatives, some[2])  # type: ignore[arg-type]
             pointed = None if points is None else points.rows(rows)
             made = MixPlan(*some[6:]) if plan else None  # type: ignore[arg-type]
-            real_part, *masks = some[3:6]
-            parts.append(_evaluate(vectors, real_part, masks, number, wanted, pointed, made))
+            similarity, masks = rows_of(real, rows), some[4:6]
+            parts.append(_evaluate(vectors, similarity, masks, number, wanted, pointed, made))
         whole = _Part(*(joined(list(each)) for each in zip(*parts, strict=True)))
         ctx.temperature, ctx.num_shared = temperature, len(negatives)
         ctx.remembered = remember(

@@ -110,8 +110,9 @@ class Vectors(NamedTuple):
 
 def vectors_of(embeddings: Embeddings, dtype: torch.dtype) -> Vectors:
     """Return what a strategy was given, in one dtype."""
-    given = (*embeddings, getattr(embeddings, "own", None))
-    return Vectors(*(None if each is None else each.to(dtype) for each in given))
+    own = embeddings.own.to(dtype) if isinstance(embeddings, EmbeddingsWithOwn) else None
+    query, key, negatives = (each.to(dtype) for each in embeddings)
+    return Vectors(query, key, negatives, own)
 
 
 @runtime_checkable

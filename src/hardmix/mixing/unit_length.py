@@ -67,6 +67,7 @@ class _UnitLength(torch.autograd.Function):
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # differentiated again
             with torch.enable_grad():
                 again = value / torch.linalg.vector_norm(value, dim=1, keepdim=True)
+                slow: Tensor
                 (slow,) = torch.autograd.grad(again, value, gradient, create_graph=True)
             return slow
         with torch.autocast(unit.device.type, enabled=False):

@@ -91,7 +91,7 @@ class _GatherWithGradient(torch.autograd.Function):
         return _everyone(tensor)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         total = add_up(gradient.contiguous().clone())
         return total[rank() * ctx.rows : (rank() + 1) * ctx.rows]
