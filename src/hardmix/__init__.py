@@ -31,11 +31,14 @@ if TYPE_CHECKING:
     )
     from hardmix.mixing.diagnostics import (
         FalseParents,
+        NegativeMass,
         ProxyAccuracy,
         false_negatives_top,
         false_parents,
         matching_probability,
+        negative_mass,
         proxy_accuracy,
+        synthetic_mass,
     )
     from hardmix.mixing.embedding_space import alignment, uniformity
     from hardmix.mixing.filters import (
@@ -132,8 +135,8 @@ _HOME = {
         "DENOMINATORS Denominator debiased decoupled dual_temperature hcl infonce supcon_in"
     ),
     "mixing.diagnostics": (
-        "FalseParents ProxyAccuracy false_negatives_top false_parents matching_probability "
-        "proxy_accuracy"
+        "FalseParents NegativeMass ProxyAccuracy false_negatives_top false_parents "
+        "matching_probability negative_mass proxy_accuracy synthetic_mass"
     ),
     "mixing.embedding_space": "alignment uniformity",
     "mixing.filters": "FILTERS NegativeFilter above_positive same_labels share_of_positive",
@@ -208,6 +211,7 @@ __all__ = [
     "MochiLoss",
     "ModelConfig",
     "NegativeFilter",
+    "NegativeMass",
     "NegativeWeights",
     "OptimizerConfig",
     "OutputError",
@@ -255,6 +259,7 @@ __all__ = [
     "mix_with_query",
     "mixed_queue",
     "mixing_started",
+    "negative_mass",
     "open_evaluated_run",
     "open_images",
     "plan_beta_weighted",
@@ -273,6 +278,7 @@ __all__ = [
     "same_labels",
     "share_of_positive",
     "supcon_in",
+    "synthetic_mass",
     "uniformity",
     "write_report",
 ]

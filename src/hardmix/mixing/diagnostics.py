@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hardmix.mixing.checks import check_mask, check_similarity, check_temperature, check_top
 from hardmix.mixing.infonce import Contrast
-from hardmix.mixing.plans import NO_POINT, MixPlan, hardest_negatives
+from hardmix.mixing.plans import KEY, NO_POINT, QUERY, VECTOR, MixPlan, hardest_negatives
 
 TOP = 1024
 """Number of highest-ranked negatives in Fig. 2a and 2c."""
@@ -81,6 +81,71 @@ def synthetic_mass(
     others = torch.logsumexp(real / temperature, dim=1)
     points = torch.logsumexp(outcome.synthetic / temperature, dim=1)
     return torch.sigmoid(points - others).mean()
+
+
+class NegativeMass(NamedTuple):
+    """Where the weight of the negatives lies; means over the queries."""
+
+    kinds: dict[str, Float[Tensor, ""]]
+    """Share of the denominator, positive included, of each kind of point: "pairs" of two negatives,
+    "query" for points with a share of the query, "beyond" for those moved away from it, "key", and
+    "vector" for SynCo's noisy and adversarial points."""
+    effective: Float[Tensor, ""]
+    """Effective number of negatives: the perplexity of their probabilities, exp of the entropy."""
+    top: dict[int, Float[Tensor, ""]]
+    """Share of Eq. 2's pull away from negatives that the hardest hold, by how many these are."""
+
+
+def negative_mass(
+    outcome: Contrast,
+    plan: MixPlan | None,
+    temperature: float | Tensor,
+    exclude: Bool[Tensor, "batch K"] | None = None,
+    log_weights: Float[Tensor, "batch K"] | None = None,
+    ranks: tuple[int, ...] = (10, 100),
+) -> NegativeMass:
+    """Return which negatives and points the loss looks at.
+
+    `log_weights`: of the real negatives, if the loss has any (see `negative_weights`).
+    """
+    check_temperature(temperature)
+    real = _shown(outcome.real, exclude) / temperature
+    if log_weights is not None:
+        real[:, : log_weights.shape[1]] += log_weights
+    points = _point_logits(outcome.synthetic, plan) / temperature
+    if plan is not None and plan.weight is not None:
+        points = points + plan.weight.log()
+    both = torch.cat([real, points], dim=1)
+    negatives = both.logsumexp(dim=1)
+    total = torch.logaddexp(negatives, outcome.positive / temperature)
+    among = (both - negatives.unsqueeze(1)).exp().nan_to_num(0.0)
+    entropy = -torch.xlogy(among, among).sum(dim=1)
+    highest = among.topk(min(max(ranks), among.shape[1]), dim=1).values.cumsum(dim=1).mean(dim=0)
+    top = {each: highest[min(each, len(highest)) - 1] for each in ranks}
+    shares = (points - total.unsqueeze(1)).exp()
+    kinds = {
+        name: shares.masked_fill(~mask, 0.0).sum(dim=1).mean()
+        for name, mask in ({} if plan is None else _kinds(plan)).items()
+    }
+    return NegativeMass(kinds, entropy.exp().mean(), top)
+
+
+def _kinds(plan: MixPlan) -> dict[str, Tensor]:
+    """The columns of each kind."""
+    with_query = plan.partner == QUERY
+    return {
+        "pairs": plan.partner >= 0,
+        "query": with_query & (plan.share >= 0),
+        "beyond": with_query & (plan.share < 0),
+        "key": plan.partner == KEY,
+        "vector": plan.partner <= VECTOR,
+    }
+
+
+def _point_logits(synthetic: Tensor, plan: MixPlan | None) -> Tensor:
+    if plan is None or plan.scale is None:
+        return synthetic
+    return (synthetic * plan.scale).masked_fill(plan.base == NO_POINT, -torch.inf)
 
 
 def false_negatives_top(

@@ -19,16 +19,25 @@ from hardmix.settings.titles import method_title
 
 SKIPPED_SHOWN = 20
 """Unreadable images that have a line each."""
+TOO_MUCH_MASS = 0.8
+"""Share of the softmax that points may hold without a warning."""
 COLLAPSED = 0.05
 """Spread of the keys (1 for a uniform sphere) below which all images look the same."""
 
 
-def watch(line: dict[str, Any]) -> None:
-    """Warn about a collapse, in which every image has the same key."""
+def watch(line: dict[str, Any], warned: set[str]) -> None:
+    """Warn about a collapse, in which every image has the same key; once, about too many points."""
     if line.get("spread", 1.0) < COLLAPSED and line["epoch"] > 0:
         warn(
             f"step {line['step']}: the keys have collapsed (spread {line['spread']:.3f}; 1 is"
             " uniform): lower optimizer.lr, or raise model.key_momentum."
+        )
+    if line.get("synthetic_mass", 0.0) > TOO_MUCH_MASS and "mass" not in warned:
+        warned.add("mass")
+        warn(
+            f"step {line['step']}: synthetic points hold {line['synthetic_mass']:.0%} of the"
+            " softmax, so that real negatives hardly count: lower mix.num_pairs and"
+            " mix.num_with_query, or raise train.temperature."
         )
 
 

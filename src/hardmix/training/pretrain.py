@@ -198,7 +198,7 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
             training.seconds += seconds
             line["images_per_second"] = images / seconds
             log(training, line)
-            watch(line)
+            watch(line, training.warned)
             meter.advance(training.step, progress_text(line, config))
             started, images = time.perf_counter(), 0
         end_step()

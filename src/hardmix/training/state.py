@@ -83,6 +83,8 @@ class Training:
     """Steps done in the current epoch."""
     losses: list[Tensor] = field(default_factory=list)
     """This rank's losses since the last line of metrics.jsonl."""
+    warned: set[str] = field(default_factory=set)
+    """What need not be said again."""
     outcomes: list[StepOutcome] = field(default_factory=list)
     """Outcomes of the last step, part by part, if its measures will be logged."""
     pending: PendingStep | None = None
