@@ -157,7 +157,12 @@ def check_own(own: Tensor | None, query: Tensor, name: str = "own_negatives") ->
         raise InputError(
             f"{name} has shape {tuple(own.shape)} and dtype {own.dtype} and is on {own.device}: it"
             f" must be a floating-point tensor of shape ({batch}, M, {dim}) on {query.device}, with"
-            " one or more negatives of each query's own."
+            " one or more negatives of each query's own"
+            + (
+                ", or two-dimensional, for negatives that all share."
+                if name == "negatives"
+                else "."
+            )
         )
 
 
