@@ -37,8 +37,8 @@ GROUPS = {
     "The loss": "MochiLoss",
     "The memory": "MemoryQueue",
     "The paper's functions": """
-        contrast Contrast plan_mochi MixPlan QUERY KEY VECTOR hardest_negatives HardestNegatives mix_pairs
-        mix_with_query materialize""",
+        contrast Contrast plan_mochi MixPlan QUERY KEY VECTOR hardest_negatives HardestNegatives
+        mix_pairs mix_with_query materialize""",
     "Strategies": """
         Strategy Embeddings STRATEGIES plan_ranked_by_key plan_mixed_with_key plan_beta_weighted
         plan_softmax_sampled plan_fixed_percentage plan_synco plan_mixcse FeatureTransformation
