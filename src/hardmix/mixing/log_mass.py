@@ -144,49 +144,69 @@ def _evaluate(
     if plan is not None and points is None:
         made = made_points(plan, vectors, wanted.every_point)
     extra, synthetic = _point_logits(real, points, made, plan, temperature)
-    logits = real / temperature
-    if log_weights is not None:
-        logits += log_weights
-    if exclude is not None:
-        logits = logits.masked_fill_(exclude, -torch.inf)
-    highest = torch.cat([logits.amax(dim=1, keepdim=True), extra], dim=1).amax(dim=1, keepdim=True)
-    highest = highest.clamp(min=LOWEST)
-    terms, point_terms = logits.sub_(highest).exp_(), (extra - highest).exp()
+    terms, highest = _terms(real, extra, exclude, log_weights, temperature)
+    point_terms = (extra - highest).exp()
     total = terms.sum(dim=1, keepdim=True) + point_terms.sum(dim=1, keepdim=True)
     mass = (highest + total.log()).squeeze(1)
     total = total.clamp(min=torch.finfo(total.dtype).tiny)
     probability = terms / total if wanted.negatives_gradient else terms[:, :0]
     if not wanted.query_gradient:
         return _MassPart(mass, synthetic, terms[:, :0], probability, terms[:, :0])
-    shares = terms.div_(total), point_terms / total
+    sums = terms, point_terms, total
     if made is None or plan is None:
-        gradients = _in_closed_form(*shares, points, vectors)
+        gradients = _in_closed_form(*sums, points, vectors)
     else:
-        gradients = _of_made_points(*shares, made, plan, vectors, wanted)
+        gradients = _of_made_points(*sums, made, plan, vectors, wanted)
     return _MassPart(mass, synthetic, gradients[0], probability, gradients[1])
 
 
+def _terms(
+    real: Tensor,
+    extra: Tensor,
+    exclude: Tensor | None,
+    log_weights: Tensor | None,
+    temperature: float | Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return the real negatives' terms over the highest of all terms, and the log of that one."""
+    if isinstance(temperature, Tensor):
+        logits, factor = real / temperature, 1.0
+        logits = logits if log_weights is None else logits.add_(log_weights)
+    elif log_weights is not None:
+        logits, factor = torch.add(log_weights, real, alpha=1 / temperature), 1.0
+    else:  # divided in the same pass that takes out the highest
+        logits, factor = real, 1 / temperature
+    if exclude is not None:
+        logits = logits.masked_fill(exclude, -torch.inf)
+    highest = logits.amax(dim=1, keepdim=True) * factor
+    highest = torch.cat([highest, extra], dim=1).amax(dim=1, keepdim=True).clamp(min=LOWEST)
+    return torch.add(-highest, logits, alpha=factor).exp_(), highest
+
+
 def _in_closed_form(
-    terms: Tensor, point_terms: Tensor, points: Points | None, vectors: Vectors
+    terms: Tensor, point_terms: Tensor, total: Tensor, points: Points | None, vectors: Vectors
 ) -> tuple[Tensor, Tensor]:
     """Return `direction` and `along` of a `_MassPart`."""
-    direction = gradient_sum(terms, point_terms, points, vectors)
+    direction = gradient_sum(terms, point_terms, points, vectors).div_(total)
     along = (direction * vectors.query).sum(dim=1)
     if points is not None and points.unseen is not None:
-        along = along + (point_terms * points.unseen).sum(dim=1)
+        along = along + (point_terms * points.unseen).sum(dim=1) / total.squeeze(1)
     return direction, along
 
 
 def _of_made_points(
     terms: Tensor,
     point_terms: Tensor,
+    total: Tensor,
     made: MadePoints,
     plan: MixPlan,
     vectors: Vectors,
     wanted: Wanted,
 ) -> tuple[Tensor, Tensor]:
     """Return the same where points are vectors."""
-    direction = pulled(terms, vectors.negatives, vectors.own)
+    direction, point_terms = (
+        pulled(terms, vectors.negatives, vectors.own) / total,
+        point_terms / total,
+    )
     along = (direction * vectors.query).sum(dim=1) + points_along(made, plan, point_terms)
     query = vectors.query
     return direction_with_points(direction, made, plan, point_terms, query, wanted), along
