@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.functional import normalize
 
-from hardmix import STRATEGIES, MemoryQueue, MochiLoss
+from hardmix import DENOMINATORS, STRATEGIES, WEIGHTS, MemoryQueue, MochiLoss
 from hardmix.methods.base import TrainingPosition
 from hardmix.methods.mixing_schedule import MixingSchedule
 from hardmix.methods.moco import _contrast
@@ -81,7 +81,23 @@ def training(start: str, **mix: object) -> None:
     assert counter.frame_count == 1, counter.frame_count
 
 
+def family(**options: object) -> None:
+    """Weights, denominators and filters, with a learnt temperature and own negatives."""
+    temperature = torch.nn.Parameter(torch.tensor(0.3))
+    loss = MochiLoss(**SMALL, temperature=temperature, **options)
+    compiled, counter = one_graph(loss)
+    given = {"own_negatives": torch.randn(6, 3, 16, generator=DATA)}
+    if options.get("denominator", "infonce") in ("infonce", "supcon-in"):
+        given["positives"] = torch.rand(6, 100, generator=DATA) < 0.1
+    compare(loss, compiled, data(100), **given)
+    assert counter.frame_count == 1, counter.frame_count
+
+
 if __name__ == "__main__":
+    for each in DENOMINATORS:
+        family(denominator=each)
+    for each in WEIGHTS:
+        family(weights=each, filter_negatives="share-of-positive")
     for start in ("random", "empty"):
         fills(start)
         training(start)

@@ -24,7 +24,11 @@ def mixed_point(plan: MixPlan, row: int, column: int, query, key, negatives) -> 
     if base < 0:
         return None
     first = negatives[base].tolist()
-    second = {QUERY: query[row], KEY: key[row]}.get(partner, negatives[max(partner, 0)]).tolist()
+    if partner < KEY:
+        second = plan.vectors[row, KEY - 1 - partner].tolist()
+    else:
+        by_name = {QUERY: query[row], KEY: key[row]}
+        second = by_name.get(partner, negatives[max(partner, 0)]).tolist()
     mixed = [(1 - share) * a + share * b for a, b in zip(first, second, strict=True)]
     length = math.sqrt(dot(mixed, mixed))
     return [value / length for value in mixed]

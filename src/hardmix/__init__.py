@@ -19,31 +19,68 @@ if TYPE_CHECKING:
     from hardmix.evaluation.features import Features, TrainedEncoder, extract, load_encoder
     from hardmix.evaluation.knn import knn_accuracy
     from hardmix.evaluation.probe import probe_accuracy
+    from hardmix.mixing.denominators import (
+        DENOMINATORS,
+        Denominator,
+        debiased,
+        decoupled,
+        dual_temperature,
+        hcl,
+        infonce,
+        supcon_in,
+    )
     from hardmix.mixing.diagnostics import (
         FalseParents,
+        NegativeMass,
         ProxyAccuracy,
         false_negatives_top,
         false_parents,
         matching_probability,
+        negative_mass,
         proxy_accuracy,
+        synthetic_mass,
     )
     from hardmix.mixing.embedding_space import alignment, uniformity
+    from hardmix.mixing.filters import (
+        FILTERS,
+        NegativeFilter,
+        above_positive,
+        same_labels,
+        share_of_positive,
+    )
+    from hardmix.mixing.gradient_cache import backward_in_chunks
     from hardmix.mixing.infonce import Contrast, contrast
     from hardmix.mixing.loss import MochiLoss
+    from hardmix.mixing.masses import Masses
+    from hardmix.mixing.negative_weights import (
+        WEIGHTS,
+        NegativeWeights,
+        given_weights,
+        hardness_weights,
+        hcl_weights,
+        ring_weights,
+    )
     from hardmix.mixing.plans import (
         KEY,
         QUERY,
+        VECTOR,
         Embeddings,
         HardestNegatives,
         MixPlan,
         Strategy,
         hardest_negatives,
-        materialize,
         mix_pairs,
         mix_with_query,
         plan_mochi,
     )
+    from hardmix.mixing.points import materialize
     from hardmix.mixing.queue import MemoryQueue
+    from hardmix.mixing.synco import plan_mixcse, plan_synco
+    from hardmix.mixing.transformations import (
+        FeatureTransformation,
+        extrapolated_positives,
+        mixed_queue,
+    )
     from hardmix.mixing.variants import (
         STRATEGIES,
         dropped_negatives,
@@ -60,7 +97,6 @@ if TYPE_CHECKING:
     from hardmix.settings import recipes
     from hardmix.settings.config import (
         DataConfig,
-        MixConfig,
         ModelConfig,
         PretrainConfig,
         TrainConfig,
@@ -72,6 +108,7 @@ if TYPE_CHECKING:
         LinearConfig,
         LinearOptions,
     )
+    from hardmix.settings.loss_options import LossConfig, MixConfig
     from hardmix.settings.optimizer_options import OptimizerConfig
     from hardmix.settings.schedules import decreasing, mixing_started
     from hardmix.training.pretrain import pretrain
@@ -94,18 +131,30 @@ _HOME = {
     "evaluation.features": "Features TrainedEncoder extract load_encoder",
     "evaluation.knn": "knn_accuracy",
     "evaluation.probe": "probe_accuracy",
+    "mixing.denominators": (
+        "DENOMINATORS Denominator debiased decoupled dual_temperature hcl infonce supcon_in"
+    ),
     "mixing.diagnostics": (
-        "FalseParents ProxyAccuracy false_negatives_top false_parents matching_probability "
-        "proxy_accuracy"
+        "FalseParents NegativeMass ProxyAccuracy false_negatives_top false_parents "
+        "matching_probability negative_mass proxy_accuracy synthetic_mass"
     ),
     "mixing.embedding_space": "alignment uniformity",
+    "mixing.filters": "FILTERS NegativeFilter above_positive same_labels share_of_positive",
+    "mixing.gradient_cache": "backward_in_chunks",
     "mixing.infonce": "Contrast contrast",
     "mixing.loss": "MochiLoss",
-    "mixing.plans": (
-        "KEY QUERY Embeddings HardestNegatives MixPlan Strategy hardest_negatives materialize "
-        "mix_pairs mix_with_query plan_mochi"
+    "mixing.masses": "Masses",
+    "mixing.negative_weights": (
+        "WEIGHTS NegativeWeights given_weights hardness_weights hcl_weights ring_weights"
     ),
+    "mixing.plans": (
+        "KEY QUERY VECTOR Embeddings HardestNegatives MixPlan Strategy hardest_negatives mix_pairs "
+        "mix_with_query plan_mochi"
+    ),
+    "mixing.points": "materialize",
     "mixing.queue": "MemoryQueue",
+    "mixing.synco": "plan_mixcse plan_synco",
+    "mixing.transformations": "FeatureTransformation extrapolated_positives mixed_queue",
     "mixing.variants": (
         "STRATEGIES dropped_negatives plan_beta_weighted plan_fixed_percentage "
         "plan_mixed_with_key plan_ranked_by_key plan_softmax_sampled"
@@ -115,9 +164,10 @@ _HOME = {
     "runtime.device": "Compute choose_compute",
     "runtime.distributed": "gather",
     "settings": "recipes",
-    "settings.config": ("DataConfig MixConfig ModelConfig PretrainConfig TrainConfig"),
+    "settings.config": ("DataConfig ModelConfig PretrainConfig TrainConfig"),
     "settings.detection_options": "DetectionConfig",
     "settings.evaluation_options": "FinetuneConfig KnnOptions LinearConfig LinearOptions",
+    "settings.loss_options": "LossConfig MixConfig",
     "settings.optimizer_options": "OptimizerConfig",
     "settings.schedules": "decreasing mixing_started",
     "training.pretrain": "pretrain",
@@ -127,18 +177,24 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 
 __all__ = [
+    "DENOMINATORS",
+    "FILTERS",
     "KEY",
     "QUERY",
     "STRATEGIES",
+    "VECTOR",
+    "WEIGHTS",
     "Accuracy",
     "Analysis",
     "Compute",
     "Contrast",
     "DataConfig",
+    "Denominator",
     "DetectionConfig",
     "Embeddings",
     "EvaluatedRun",
     "FalseParents",
+    "FeatureTransformation",
     "Features",
     "FinetuneConfig",
     "HardestNegatives",
@@ -147,11 +203,16 @@ __all__ = [
     "KnnOptions",
     "LinearConfig",
     "LinearOptions",
+    "LossConfig",
+    "Masses",
     "MemoryQueue",
     "MixConfig",
     "MixPlan",
     "MochiLoss",
     "ModelConfig",
+    "NegativeFilter",
+    "NegativeMass",
+    "NegativeWeights",
     "OptimizerConfig",
     "OutputError",
     "Picture",
@@ -164,40 +225,60 @@ __all__ = [
     "UnfinishedError",
     "UnreadableImage",
     "__version__",
+    "above_positive",
     "accuracy_of",
     "alignment",
     "analyze",
+    "backward_in_chunks",
     "choose_compute",
     "contrast",
+    "debiased",
+    "decoupled",
     "decreasing",
     "draw_shapes",
     "dropped_negatives",
+    "dual_temperature",
     "export",
     "extract",
+    "extrapolated_positives",
     "false_negatives_top",
     "false_parents",
     "gather",
+    "given_weights",
     "hardest_negatives",
+    "hardness_weights",
+    "hcl",
+    "hcl_weights",
     "import_weights",
+    "infonce",
     "knn_accuracy",
     "load_encoder",
     "matching_probability",
     "materialize",
     "mix_pairs",
     "mix_with_query",
+    "mixed_queue",
     "mixing_started",
+    "negative_mass",
     "open_evaluated_run",
     "open_images",
     "plan_beta_weighted",
     "plan_fixed_percentage",
+    "plan_mixcse",
     "plan_mixed_with_key",
     "plan_mochi",
     "plan_ranked_by_key",
     "plan_softmax_sampled",
+    "plan_synco",
     "pretrain",
     "probe_accuracy",
     "proxy_accuracy",
     "recipes",
+    "ring_weights",
+    "same_labels",
+    "share_of_positive",
+    "supcon_in",
+    "synthetic_mass",
     "uniformity",
     "write_report",
 ]

@@ -19,7 +19,7 @@ from hardmix import (
     materialize,
     plan_mochi,
 )
-from mixing_cases import any_plan
+from mixing_cases import any_plan, device_path
 from reference import loss_and_gradient, unit
 
 
@@ -269,15 +269,77 @@ def test_nothing_is_tracked_without_grad():
         assert not contrast(query, key, negatives, plan, temperature=0.2).loss.requires_grad
 
 
+def reference_loss(query, key, negatives, plan, temperature, through_query=False):
+    """Eq. 1 with every vector made, for PyTorch to differentiate as often as one likes."""
+    points = materialize(plan, query if through_query else query.detach(), key, negatives)
+    logits = torch.cat(
+        [
+            (query * key).sum(dim=1, keepdim=True),
+            query @ negatives.T,
+            torch.einsum("bd,bsd->bs", query, points),
+        ],
+        dim=1,
+    )
+    return -(logits / temperature).log_softmax(dim=1)[:, 0]
+
+
+@pytest.mark.parametrize("through_query", [False, True])
 @pytest.mark.parametrize("of", ["loss", "per_query"])
-def test_second_derivatives_are_refused_in_words(of):
+def test_second_derivatives_are_autograds(of, through_query):
     query, key, negatives, plan = one_case()
     raw = (3 * query.detach()).requires_grad_()
-    outcome = contrast(normalize(raw, dim=1), key, negatives, plan, temperature=0.2)
-    loss = getattr(outcome, of).square().sum()
-    with pytest.raises(InputError, match=r"create_graph=True.*first derivatives only"):
-        torch.autograd.grad(loss, raw, create_graph=True)
-    assert torch.autograd.grad(loss, raw)[0].isfinite().all()
+    tau = torch.tensor(0.2, dtype=torch.float64, requires_grad=True)
+
+    def twice(per_query):
+        loss = per_query.mean() if of == "loss" else (per_query * torch.arange(6.0)).sum()
+        penalty = sum(
+            each.square().sum() for each in torch.autograd.grad(loss, [raw, tau], create_graph=True)
+        )
+        return torch.autograd.grad(penalty, [raw, tau])
+
+    options = {"temperature": tau, "through_query": through_query}
+    ours = twice(contrast(normalize(raw, dim=1), key, negatives, plan, **options).per_query)
+    made = reference_loss(normalize(raw, dim=1), key, negatives, plan, tau, through_query)
+    theirs = twice(made)
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+def test_a_second_derivative_after_the_queue_was_overwritten_is_refused():
+    query, key, negatives, plan = one_case()
+    loss = contrast(query, key, negatives, plan, temperature=0.2).loss
+    negatives[0] = negatives[1]
+    with pytest.raises(InputError, match=r"create_graph=True.*before memory\.enqueue"):
+        torch.autograd.grad(loss, query, create_graph=True)
+    assert torch.autograd.grad(loss, query)[0].isfinite().all()
+
+
+@settings(max_examples=60)
+@given(any_plan(), st.floats(0.05, 2.0), st.booleans(), st.booleans())
+def test_a_learnt_temperature_gets_autograds_gradient(case, value, through_query, one_piece):
+    query, key, negatives, plan, exclude = case
+    tau = torch.tensor(value, dtype=torch.float64, requires_grad=True)
+    options = {"exclude": exclude, "through_query": through_query}
+    with device_path(one_piece):
+        ours = contrast(query, key, negatives, plan, temperature=tau, **options).per_query
+        (gradient,) = torch.autograd.grad(ours.sum(), tau)
+    step = 1e-6 * value
+    with device_path(False):
+        above, below = (
+            contrast(query, key, negatives, plan, temperature=value + s, **options).per_query.sum()
+            for s in (step, -step)
+        )
+        same = contrast(query, key, negatives, plan, temperature=value, **options).per_query
+    assert torch.allclose(gradient, (above - below) / (2 * step), rtol=1e-5, atol=1e-6)
+    assert torch.allclose(ours, same, rtol=1e-12)
+
+
+def test_a_tensor_and_a_number_are_the_same_temperature_bit_for_bit():
+    query, key, negatives, plan = one_case(torch.float32)
+    number = contrast(query, key, negatives, plan, temperature=0.25)
+    learnt = torch.nn.Parameter(torch.tensor([0.25]))
+    tensor = contrast(query, key, negatives, plan, temperature=learnt)
+    assert torch.equal(number.per_query, tensor.per_query)
+    assert torch.equal(*(torch.autograd.grad(each.loss, query)[0] for each in (number, tensor)))
 
 
 def test_compiled_equals_eager():

@@ -5,8 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardmix.mixing.diagnostics import synthetic_mass
+from hardmix import Embeddings, contrast, plan_synco
+from hardmix.mixing.diagnostics import negative_mass, synthetic_mass
 from hardmix.mixing.infonce import Contrast
+from reference import unit
 
 
 def outcome_of(batch: int, real: int, points: int, seed: int) -> Contrast:
@@ -40,3 +42,36 @@ def test_excluded_negatives_hold_nothing():
     exclude[:, 1:] = True
     fewer = outcome._replace(real=outcome.real[:, :1])
     assert torch.equal(synthetic_mass(outcome, 0.2, exclude), synthetic_mass(fewer, 0.2))
+
+
+def test_mass_by_kind_adds_up_and_points_at_what_the_loss_looks_at():
+    query, key, negatives = unit(5, 9), unit(5, 9), unit(60, 9)
+    vectors = Embeddings(query, key, negatives)
+    plan = plan_synco(
+        query @ negatives.T, num_hardest=20, num_pairs=6, num_with_query=5, embeddings=vectors
+    )
+    outcome = contrast(query, key, negatives, plan, temperature=0.2)
+    mass = negative_mass(outcome, plan, 0.2, ranks=(1, 3, 10_000))
+    assert float(sum(mass.kinds.values())) == pytest.approx(float(synthetic_mass(outcome, 0.2)))
+    assert float(mass.points) == pytest.approx(float(synthetic_mass(outcome, 0.2)))
+    assert mass.kinds["key"] == 0
+    assert all(mass.kinds[name] > 0 for name in ("pairs", "query", "beyond", "vector"))
+    both = torch.cat([outcome.real, outcome.synthetic], dim=1)
+    among = (both / 0.2).softmax(dim=1)
+    perplexity = (-(among * among.log()).sum(dim=1)).exp().mean()
+    torch.testing.assert_close(mass.effective, perplexity)
+    torch.testing.assert_close(mass.top[1], among.amax(dim=1).mean())
+    torch.testing.assert_close(mass.top[3], among.topk(3, dim=1).values.sum(dim=1).mean())
+    assert float(mass.top[10_000]) == pytest.approx(1)
+
+
+def test_equally_hard_negatives_all_count_and_weights_and_masks_are_seen():
+    key = torch.eye(4, dtype=torch.float64)[:1]
+    outcome = contrast(key, key, torch.eye(4, dtype=torch.float64)[1:], temperature=0.2)
+    assert float(negative_mass(outcome, None, 0.2).effective) == pytest.approx(3)
+    exclude = torch.tensor([[True, False, False]])
+    assert float(negative_mass(outcome, None, 0.2, exclude).effective) == pytest.approx(2)
+    only = torch.tensor([[0.0, -torch.inf, -torch.inf]]).double()
+    weighted = negative_mass(outcome, None, 0.2, log_weights=only)
+    assert float(weighted.effective) == pytest.approx(1)
+    assert weighted.kinds == {}

@@ -6,6 +6,7 @@ import torch.distributed
 from torch import nn
 
 from hardmix.errors import InputError
+from hardmix.mixing.loss import MochiLoss
 from hardmix.models.encoders import (
     Encoder,
     QueryKeyPair,
@@ -56,6 +57,7 @@ def check_everything(number):
     check_shuffle_round_trip(number)
     check_keys_return_to_their_query_as_on_one_process(number)
     check_groups_are_spread(number)
+    check_a_gathered_two_way_loss_is_that_of_one_process(number)
 
 
 def check_gather_is_in_rank_order(number):
@@ -121,6 +123,27 @@ def check_groups_are_spread(number):
     assert not QueryKeyPair(encoder(), key_bn_splits=1).shares_statistics
     with pytest.raises(InputError, match=r"key_bn_splits=3 .* 2 processes"):
         QueryKeyPair(encoder(), key_bn_splits=3)
+
+
+def check_a_gathered_two_way_loss_is_that_of_one_process(number):
+    """Each rank's queries against the keys of all; gradients averaged as by DDP."""
+    torch.manual_seed(2)
+    inputs, tower = torch.randn(2, 8, 6, dtype=torch.float64), torch.nn.Linear(6, 4).double()
+    learnt = nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
+    loss = MochiLoss(4, 0, 0, learnt, weights="hardness", denominator="debiased")
+    parameters = [*tower.parameters(), learnt]
+    whole = loss.symmetric(tower(inputs[0]), tower(inputs[1]))
+    expected = torch.autograd.grad(whole, parameters)
+
+    first, second = (tower(each.chunk(2)[number]) for each in inputs)
+    everyone = gather(first, with_gradient=True), gather(second, with_gradient=True)
+    mine = loss.symmetric(first, second, gathered=everyone, first_row=4 * number)
+    gradients = torch.autograd.grad(mine, parameters)
+    for gradient, other in zip(gradients, expected, strict=True):
+        averaged = gather(gradient.unsqueeze(0)).mean(dim=0)
+        torch.testing.assert_close(averaged, other, rtol=1e-10, atol=1e-12)
+    losses = gather(mine.detach().unsqueeze(0))
+    torch.testing.assert_close(losses.mean(), whole.detach())
 
 
 def test_two_processes():

@@ -55,6 +55,16 @@ def test_a_collapse_is_told(capfd):
     assert "the keys have collapsed" in capfd.readouterr().err
 
 
+def test_too_many_points_are_told_once(capfd):
+    watch = Watch(ranks.tiny())
+    for step, mass in ((1, 0.5), (2, 0.85), (3, 0.9)):
+        watch.see({"step": step, "epoch": 0, "loss": 1.0, "synthetic_mass": mass})
+    said = capfd.readouterr().err
+    assert said.count("of the softmax, so that real negatives hardly count") == 1
+    assert "step 2: synthetic points hold 85%" in said
+    assert "mix.num_pairs" in said
+
+
 def test_a_real_run_that_cannot_learn_says_so(tmp_path, capfd, monkeypatch):
     """A learning rate of nearly nothing, and a temperature at which all are alike."""
     monkeypatch.setattr("hardmix.training.learning.PATIENCE", 10)

@@ -18,7 +18,8 @@ from hardmix.models.backbones import build_backbone
 from hardmix.models.heads import HEADS
 from hardmix.runs.folder import Run
 from hardmix.runtime.signals import StopRequest
-from hardmix.settings.config import DataConfig, MixConfig, ModelConfig, PretrainConfig, TrainConfig
+from hardmix.settings.config import DataConfig, ModelConfig, PretrainConfig, TrainConfig
+from hardmix.settings.loss_options import MixConfig
 from hardmix.settings.methods import MethodName
 from hardmix.settings.named_choices import Precision
 from hardmix.settings.optimizer_options import OptimizerConfig

@@ -4,15 +4,34 @@ For every method that has negatives.
 """
 
 from functools import partial
+from typing import Literal, NamedTuple
 
 from hardmix.errors import InputError
 from hardmix.methods.base import TrainingPosition
+from hardmix.mixing.denominators import (
+    Denominator,
+    debiased,
+    decoupled,
+    dual_temperature,
+    hcl,
+    infonce,
+)
+from hardmix.mixing.filters import NegativeFilter, above_positive, share_of_positive
 from hardmix.mixing.loss import MochiLoss
+from hardmix.mixing.negative_weights import (
+    NegativeWeights,
+    hardness_weights,
+    hcl_weights,
+    ring_weights,
+)
 from hardmix.mixing.plans import Strategy
+from hardmix.mixing.synco import plan_synco
+from hardmix.mixing.transformations import FeatureTransformation
 from hardmix.mixing.variants import STRATEGIES, plan_fixed_percentage, plan_softmax_sampled
 from hardmix.runtime.distributed import rank
 from hardmix.runtime.random_numbers import RowDraws, RowsGenerator, seed_of
-from hardmix.settings.config import MixConfig, PretrainConfig
+from hardmix.settings.config import PretrainConfig
+from hardmix.settings.loss_options import LossConfig, MixConfig
 from hardmix.settings.schedules import decreasing, mixing_started
 
 
@@ -28,6 +47,7 @@ class MixingSchedule:
     def loss(self, epoch: int) -> MochiLoss:
         """Return the loss with the run's settings at this epoch."""
         mix, train = self.config.mix, self.config.train
+        family = choose_family(self.config.loss)
         return MochiLoss(
             mix.num_hardest,
             mix.num_pairs,
@@ -36,6 +56,9 @@ class MixingSchedule:
             strategy=choose_strategy(mix, epoch, train.epochs, self._own),
             real_negatives=mix.real_negatives,
             through_query=mix.through_query,
+            weights=family.weights,
+            denominator=family.denominator,
+            filter_negatives=family.filter_negatives,
         )
 
     def started(self, at: TrainingPosition) -> bool:
@@ -48,15 +71,48 @@ class MixingSchedule:
     def generator(self, at: TrainingPosition) -> RowsGenerator | RowDraws:
         """Return what draws a step's numbers: they do not depend on the number of processes.
 
-        A generator for an own strategy, which may ask PyTorch for numbers with it.
+        A generator for an own strategy, which may ask PyTorch for numbers with it, and for one
+        that draws for the whole batch.
         """
         seed = seed_of("mixing", self.config.train.seed, at.step, at.part, 0)
-        if self._own is None:
+        chosen = STRATEGIES.get(self.config.mix.strategy)
+        if self._own is None and not isinstance(chosen, FeatureTransformation):
             return RowDraws(seed, rank())
         generator = RowsGenerator()
         generator.manual_seed(seed)
         generator.part = rank()
         return generator
+
+
+class Family(NamedTuple):
+    """The choices around MoCHi's points."""
+
+    weights: NegativeWeights | Literal["none"]
+    denominator: Denominator
+    filter_negatives: NegativeFilter | Literal["none"]
+
+
+def choose_family(loss: LossConfig) -> Family:
+    """Return weights, denominator and filter by name, with their settings."""
+    weights: dict[str, NegativeWeights | Literal["none"]] = {
+        "none": "none",
+        "hcl": hcl_weights(loss.beta),
+        "hardness": hardness_weights(loss.alpha),
+        "ring": ring_weights(loss.ring_low, loss.ring_high),
+    }
+    denominators: dict[str, Denominator] = {
+        "infonce": infonce,
+        "decoupled": decoupled,
+        "debiased": debiased(loss.tau_plus),
+        "hcl": hcl(loss.beta, loss.tau_plus),
+        "dual-temperature": dual_temperature(loss.factor),
+    }
+    filters: dict[str, NegativeFilter | Literal["none"]] = {
+        "none": "none",
+        "above-positive": above_positive(loss.margin),
+        "share-of-positive": share_of_positive(loss.share),
+    }
+    return Family(weights[loss.weights], denominators[loss.denominator], filters[loss.filter])
 
 
 def choose_strategy(
@@ -76,4 +132,12 @@ def choose_strategy(
         end = mix.percentage if mix.percentage_end is None else mix.percentage_end
         percentage = decreasing(epoch, epochs, mix.percentage, end)
         return partial(plan_fixed_percentage, percentage=percentage)
+    if mix.strategy == "synco":
+        return partial(
+            plan_synco,
+            num_extrapolated=mix.num_extrapolated,
+            num_noisy=mix.num_noisy,
+            num_perturbed=mix.num_perturbed,
+            num_adversarial=mix.num_adversarial,
+        )
     return STRATEGIES[mix.strategy]

@@ -25,9 +25,9 @@ from hardmix.mixing.diagnostics import (
     false_negatives_top,
     false_parents,
     matching_probability,
+    negative_mass,
     proxy_accuracy,
     similarity_histogram,
-    synthetic_mass,
 )
 from hardmix.mixing.infonce import Contrast
 from hardmix.mixing.loss import MochiLoss
@@ -40,6 +40,14 @@ from hardmix.runtime.profile import timed
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.named_choices import QueueStart
+
+KINDS_OF = {
+    "mixed-with-key": ("pairs", "key"),
+    "mixcse": ("pairs", "key"),
+    "synco": ("pairs", "query", "beyond", "vector"),
+    "own": ("pairs", "query", "beyond", "key", "vector"),
+}
+"""Kinds of points of strategies that make others than MoCHi."""
 
 
 @dataclass
@@ -171,9 +179,7 @@ class Moco(Method):
             "spread": keys.std(dim=0).mean() * math.sqrt(self.config.model.dim),
             "labelled": (gather(last.labels) >= 0).all(),
         }
-        if plan is not None:
-            temperature = self.config.train.temperature
-            described["synthetic_mass"] = synthetic_mass(outcome, temperature, last.exclude)
+        described |= self._mass(outcome, plan, last.exclude)
         of_labels = {"false_negatives_top": false_negatives_top(outcome.real, false)}
         if plan is not None:
             parents = false_parents(plan, false)
@@ -184,6 +190,20 @@ class Moco(Method):
         if not numbers.pop("labelled"):
             numbers = {name: each for name, each in numbers.items() if name not in of_labels}
         return numbers | {"queue_filled": float(self.memory.filled / len(self.memory))}
+
+    def _mass(
+        self, outcome: Contrast, plan: MixPlan | None, exclude: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Which negatives and points the loss looks at."""
+        temperature = self.config.train.temperature
+        mass = negative_mass(outcome, plan, temperature, exclude)
+        found = {"effective_negatives": mass.effective}
+        found |= {f"gradient_top_{number}": share for number, share in mass.top.items()}
+        if plan is None:
+            return found
+        found["synthetic_mass"] = mass.points
+        made = KINDS_OF.get(self.config.mix.strategy, ("pairs", "query"))
+        return found | {f"synthetic_mass_{name}": mass.kinds[name] for name in made}
 
     @torch.no_grad()
     def hardness(self, outcomes: Sequence[StepOutcome]) -> dict[str, list[Any]]:

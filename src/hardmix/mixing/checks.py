@@ -87,13 +87,28 @@ def check_num_hardest(num_hardest: int, num_negatives: int) -> None:
         )
 
 
-def check_temperature(temperature: float, name: str = "temperature") -> None:
-    """Refuse a temperature that is not positive and finite."""
+def check_temperature(temperature: float | Tensor, name: str = "temperature") -> None:
+    """Refuse a temperature that is not positive and finite; one on a GPU is not looked at."""
+    if isinstance(temperature, Tensor):
+        if temperature.numel() != 1 or not temperature.is_floating_point():
+            raise InputError(
+                f"{name} has shape {tuple(temperature.shape)} and dtype {temperature.dtype}: it"
+                " must be one floating-point number; for CLIP's logit_scale pass"
+                " (-logit_scale).exp()."
+            )
+        if torch.compiler.is_compiling() or temperature.device.type != "cpu":
+            return
+        temperature = as_number(temperature)
     if not (math.isfinite(temperature) and temperature > 0):
         raise InputError(
             f"{name}={temperature} must be a finite number above 0: logits are divided by it;"
             " the paper's loss uses 0.2."
         )
+
+
+def as_number(temperature: float | Tensor) -> float:
+    """Return a temperature's value; waits for a GPU that has it."""
+    return float(temperature.detach() if isinstance(temperature, Tensor) else temperature)
 
 
 def check_not_transformed() -> None:
@@ -103,16 +118,6 @@ def check_not_transformed() -> None:
             "torch.func (grad, vmap, jacrev, jvp ...) cannot transform this function: it computes"
             " its own gradient and ranks negatives by their values. Use loss.backward() or"
             " torch.autograd.grad; contrast(...).per_query has the loss of each query."
-        )
-
-
-def check_once_differentiated() -> None:
-    """Refuse second derivatives: the backward pass itself is not differentiable."""
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        raise InputError(
-            "create_graph=True: the loss has first derivatives only, so gradients of its gradients"
-            " (gradient penalties, Hessians) would be wrong; call backward or torch.autograd.grad"
-            " without create_graph."
         )
 
 
@@ -142,8 +147,30 @@ def check_labels(name: str, values: Tensor, number: int | None = None, of: str =
         )
 
 
-def check_shapes(query: Tensor, key: Tensor, negatives: Tensor) -> None:
-    """Refuse vectors that cannot be compared with each other."""
+def check_own(own: Tensor | None, query: Tensor, name: str = "own_negatives") -> None:
+    """Refuse negatives of each query's own that do not belong to these queries."""
+    if own is None:
+        return
+    batch, dim = query.shape[0], query.shape[-1]
+    fits = own.ndim == 3 and own.shape[0] == batch and own.shape[2] == dim and own.shape[1] > 0
+    if not fits or not own.is_floating_point() or own.device != query.device:
+        raise InputError(
+            f"{name} has shape {tuple(own.shape)} and dtype {own.dtype} and is on {own.device}: it"
+            f" must be a floating-point tensor of shape ({batch}, M, {dim}) on {query.device}, with"
+            " one or more negatives of each query's own"
+            + (
+                ", or two-dimensional, for negatives that all share."
+                if name == "negatives"
+                else "."
+            )
+        )
+
+
+def check_shapes(query: Tensor, key: Tensor, negatives: Tensor, may_be_empty: bool = False) -> None:
+    """Refuse vectors that cannot be compared with each other.
+
+    may_be_empty: there may be no shared negatives.
+    """
     for name, value in [("query", query), ("key", key), ("negatives", negatives)]:
         if value.ndim != 2 or not value.is_floating_point():
             raise InputError(
@@ -154,7 +181,7 @@ def check_shapes(query: Tensor, key: Tensor, negatives: Tensor) -> None:
             raise InputError(
                 f"{name} is on {value.device}, query on {query.device}: move them to one device."
             )
-        if value.numel() == 0:
+        if value.numel() == 0 and not (may_be_empty and name == "negatives"):
             raise InputError(f"{name} has shape {tuple(value.shape)}: it has no embeddings.")
     if key.shape != query.shape:
         raise InputError(
@@ -219,7 +246,11 @@ def check_directions(name: str, value: Tensor) -> None:
 
 def check_plan(plan: "MixPlan", batch: int) -> None:
     """Refuse a plan whose parts do not fit together or belong to another batch."""
-    shapes = {name: tuple(part.shape) for name, part in plan._asdict().items() if part is not None}
+    shapes = {
+        name: tuple(part.shape)
+        for name, part in plan._asdict().items()
+        if part is not None and name != "vectors"
+    }
     if len(set(shapes.values())) != 1 or plan.base.ndim != 2 or len(plan.base) != batch:
         raise InputError(
             f"plan has parts of shapes {shapes}: all must have the same shape"
@@ -228,11 +259,17 @@ def check_plan(plan: "MixPlan", batch: int) -> None:
     for name in ("base", "partner"):
         if (dtype := getattr(plan, name).dtype) != torch.int64:
             raise InputError(f"plan.{name} has dtype {dtype}: row indices must be torch.int64.")
+    if plan.vectors is not None and (plan.vectors.ndim != 3 or len(plan.vectors) != batch):
+        raise InputError(
+            f"plan.vectors has shape {tuple(plan.vectors.shape)}: it must be (batch, V, dim), with"
+            f" a batch of {batch} queries."
+        )
 
 
 def check_plan_rows(plan: "MixPlan", num_negatives: int) -> None:
     """Refuse a plan with row indices that are out of range."""
-    for name, rows, lowest in [("base", plan.base, -1), ("partner", plan.partner, -2)]:
+    vectors = 0 if plan.vectors is None else plan.vectors.shape[1]
+    for name, rows, lowest in [("base", plan.base, -1), ("partner", plan.partner, -2 - vectors)]:
         if rows.numel() == 0:
             continue
         low, high = int(rows.min()), int(rows.max())

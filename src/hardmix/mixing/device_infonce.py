@@ -11,8 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from hardmix.mixing.checks import check_once_differentiated
-from hardmix.mixing.plans import NO_POINT, QUERY, MixPlan
+from hardmix.mixing.differentiable import (
+    differentiated_again,
+    infonce_again,
+    remember,
+    wants_second_derivative,
+)
+from hardmix.mixing.plans import NO_POINT, QUERY, VECTOR, MixPlan, Vectors
+from hardmix.mixing.points import in_table
 from hardmix.mixing.ranking import joined, row_chunks, rows_of
 from hardmix.mixing.unit_length import row_products
 
@@ -20,12 +26,12 @@ from hardmix.mixing.unit_length import row_products
 class Wanted(NamedTuple):
     """Options of the computation."""
 
-    temperature: float
     through_query: bool
     every_point: bool
     """Whether the plan is known to have no place where no point could be made."""
     query_gradient: bool
     negatives_gradient: bool
+    temperature_gradient: bool
 
 
 class _Part(NamedTuple):
@@ -39,6 +45,8 @@ class _Part(NamedTuple):
     """d per_query / d query, times the temperature."""
     probability: Tensor
     """Eq. 2's, of the real negatives."""
+    along: Tensor
+    """d per_query / d (1 / temperature)."""
 
 
 class DeviceInfoNCE(torch.autograd.Function):
@@ -52,6 +60,7 @@ class DeviceInfoNCE(torch.autograd.Function):
         negatives: Tensor,
         real: Tensor,
         exclude: Tensor | None,
+        temperature: float | Tensor,
         wanted: Wanted,
         *plan: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -61,44 +70,61 @@ class DeviceInfoNCE(torch.autograd.Function):
         parts = []
         for rows in row_chunks(len(query), widest, one_piece=True):
             some = [None if each is None else rows_of(each, rows) for each in (exclude, *plan)]
-            vectors = rows_of(query, rows), rows_of(key, rows), negatives
-            parts.append(_evaluate(*vectors, rows_of(real, rows), some[0], wanted, some[1:]))
+            vectors = Vectors(rows_of(query, rows), rows_of(key, rows), negatives)
+            similarity = rows_of(real, rows)
+            parts.append(_evaluate(vectors, similarity, some[0], temperature, wanted, some[1:]))
         whole = _Part(*(joined(list(each)) for each in zip(*parts, strict=True)))
-        ctx.temperature = wanted.temperature
-        ctx.save_for_backward(query, whole.direction, whole.to_key, whole.probability)
+        ctx.temperature = temperature
+        ctx.remembered = remember(
+            Vectors(query, key, negatives),
+            MixPlan(*plan) if plan else None,  # type: ignore[arg-type]
+            temperature,
+            exclude,
+            through_query=wanted.through_query,
+        )
+        ctx.save_for_backward(query, whole.direction, whole.to_key, whole.probability, whole.along)
         ctx.mark_non_differentiable(whole.positive, whole.synthetic)
         return whole.per_query, whole.positive, whole.synthetic
 
     @staticmethod
     def backward(ctx: Any, grad_per_query: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         """Eq. 2: scale what the forward pass has computed."""
-        check_once_differentiated()
-        query, direction, to_key, probability = ctx.saved_tensors
-        needs_query, needs_key, needs_negatives = ctx.needs_input_grad[:3]
+        rest = (None,) * (len(ctx.needs_input_grad) - 6)
+        if wants_second_derivative(ctx):
+            inputs = (*ctx.remembered.vectors[:3], None, None, ctx.temperature)
+            needed = ctx.needs_input_grad[:6]
+            again = infonce_again, ctx.remembered, inputs, needed, grad_per_query
+            return *differentiated_again(*again), *rest
+        query, direction, to_key, probability, along = ctx.saved_tensors
+        needs_query, needs_key, needs_negatives, _, _, needs_temperature = ctx.needs_input_grad[:6]
         with torch.autocast(query.device.type, enabled=False):
             step = grad_per_query.unsqueeze(1) / ctx.temperature
             grad_query = step * direction if needs_query else None
             grad_key = step * to_key * query if needs_key else None
             grad_negatives = (step * probability).T @ query if needs_negatives else None
-        return grad_query, grad_key, grad_negatives, *(None for _ in ctx.needs_input_grad[3:])
+            grad_temperature = None
+            if needs_temperature:
+                total = -(grad_per_query * along).sum() / ctx.temperature.square()
+                grad_temperature = total.view_as(ctx.temperature)
+        return grad_query, grad_key, grad_negatives, None, None, grad_temperature, *rest
 
 
 def _evaluate(
-    query: Tensor,
-    key: Tensor,
-    negatives: Tensor,
+    vectors: Vectors,
     real: Tensor,
     exclude: Tensor | None,
+    temperature: float | Tensor,
     wanted: Wanted,
     parts: list[Tensor | None],
 ) -> _Part:
     """Return all results for some of the queries."""
+    query, key, negatives = vectors[:3]
     positive = row_products(query, key)
     plan = MixPlan(*parts) if parts else None  # type: ignore[arg-type]
-    points = None if plan is None else made_points(plan, query, key, negatives, wanted.every_point)
+    points = None if plan is None else made_points(plan, vectors, wanted.every_point)
     synthetic = real[:, :0] if points is None else points.similarity
     widths = [real.shape[1], 1, synthetic.shape[1]]
-    logits = torch.cat([real, positive, _logits(synthetic, plan)], dim=1).div_(wanted.temperature)
+    logits = torch.cat([real, positive, scaled_logits(synthetic, plan)], dim=1).div_(temperature)
     if exclude is not None:
         logits[:, : widths[0]].masked_fill_(exclude, -torch.inf)
     if plan is not None and plan.weight is not None:
@@ -108,13 +134,13 @@ def _evaluate(
     of_real, of_key, of_points = logits.exp_().split(widths, dim=1)
     to_key = of_key - 1
     empty = real[:, :0]
-    direction = empty
+    direction, along = empty, empty
     if wanted.query_gradient:
         direction = torch.mm(of_real, negatives).addcmul_(to_key, key)
+        if wanted.temperature_gradient:
+            along = (direction * query).sum(dim=1) + points_along(points, plan, of_points)
         if points is not None and plan is not None:
-            weight, own = _weights(points, plan, of_points, wanted)
-            pull = torch.baddbmm(direction.unsqueeze(1), weight.unsqueeze(1), points.vectors)
-            direction = pull.squeeze(1) if own is None else pull.squeeze(1) - own * query
+            direction = direction_with_points(direction, points, plan, of_points, query, wanted)
     return _Part(
         per_query,
         positive.squeeze(1),
@@ -122,7 +148,32 @@ def _evaluate(
         to_key,
         direction,
         of_real if wanted.negatives_gradient else empty,
+        along,
     )
+
+
+def direction_with_points(
+    direction: Tensor,
+    points: "MadePoints",
+    plan: MixPlan,
+    probability: Tensor,
+    query: Tensor,
+    wanted: Wanted,
+) -> Tensor:
+    """Add the points' part of Eq. 2's sum."""
+    weight, own = _weights(points, plan, probability, wanted)
+    pull = torch.baddbmm(direction.unsqueeze(1), weight.unsqueeze(1), points.vectors)
+    return pull.squeeze(1) if own is None else pull.squeeze(1) - own * query
+
+
+def points_along(
+    points: "MadePoints | None", plan: MixPlan | None, probability: Tensor
+) -> Tensor | float:
+    """The points' part of d per_query / d (1 / temperature)."""
+    if points is None or plan is None:
+        return 0.0
+    logits = scaled_logits(points.similarity, plan).masked_fill(plan.base == NO_POINT, 0.0)
+    return (probability * logits).sum(dim=1)
 
 
 class MadePoints(NamedTuple):
@@ -135,33 +186,40 @@ class MadePoints(NamedTuple):
     length: Tensor
 
 
-def made_points(
-    plan: MixPlan, query: Tensor, key: Tensor, negatives: Tensor, every_point: bool
-) -> MadePoints:
+def made_points(plan: MixPlan, vectors: Vectors, every_point: bool) -> MadePoints:
     """Eq. 3 and Sec. 4.2 as vectors: partners are rows of the negatives, the queries, the keys."""
+    query, key, negatives, of_query = vectors
     batch, number = plan.base.shape
+    if of_query is not None:
+        plan = in_table(plan, len(negatives), of_query.shape[1])
+        negatives = torch.cat([negatives, of_query.flatten(0, 1)])
     rows = torch.cat([negatives, query, key])
     # QUERY is -1 and KEY is -2: `batch` rows further down for each.
     above = torch.arange(len(negatives) - batch, len(negatives), device=rows.device).unsqueeze(1)
     own = torch.add(above, plan.partner, alpha=-batch)
     partner = torch.where(plan.partner < 0, own, plan.partner)
+    if plan.vectors is not None:
+        block = plan.vectors.shape[1] * (above - (len(negatives) - batch))
+        vector = len(rows) + VECTOR + block - plan.partner
+        partner = torch.where(plan.partner <= VECTOR, vector, partner)
+        rows = torch.cat([rows, plan.vectors.flatten(0, 1).to(rows.dtype)])
     base = plan.base if every_point else plan.base.clamp(min=0)
     parents = torch.stack([base, partner], dim=-1).view(-1)
     share = plan.share.to(query.dtype)
     shares = torch.stack([1 - share, share], dim=-1).view(-1)
     first = torch.arange(0, 2 * batch * number, 2, device=rows.device)
-    vectors = embedding_bag(parents, rows, first, mode="sum", per_sample_weights=shares)
-    vectors = vectors.view(batch, number, -1)
+    mixed = embedding_bag(parents, rows, first, mode="sum", per_sample_weights=shares)
+    mixed = mixed.view(batch, number, -1)
     # Opposite parents cancel out: a floor keeps their point and its gradient finite.
     floor = torch.finfo(query.dtype).eps ** 0.5
-    length = torch.linalg.vector_norm(vectors, dim=-1).clamp_(min=floor)
-    similarity = torch.bmm(vectors, query.unsqueeze(2)).squeeze(2).div_(length).clamp_(-1.0, 1.0)
+    length = torch.linalg.vector_norm(mixed, dim=-1).clamp_(min=floor)
+    similarity = torch.bmm(mixed, query.unsqueeze(2)).squeeze(2).div_(length).clamp_(-1.0, 1.0)
     if not every_point:
         similarity = similarity.masked_fill_(plan.base == NO_POINT, -torch.inf)
-    return MadePoints(similarity, vectors, length)
+    return MadePoints(similarity, mixed, length)
 
 
-def _logits(similarity: Tensor, plan: MixPlan | None) -> Tensor:
+def scaled_logits(similarity: Tensor, plan: MixPlan | None) -> Tensor:
     """The similarities after the plan's `scale`."""
     if plan is None or plan.scale is None:
         return similarity

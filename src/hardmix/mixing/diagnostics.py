@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hardmix.mixing.checks import check_mask, check_similarity, check_temperature, check_top
 from hardmix.mixing.infonce import Contrast
-from hardmix.mixing.plans import NO_POINT, MixPlan, hardest_negatives
+from hardmix.mixing.plans import NO_POINT, VECTOR, MixPlan, hardest_negatives
 
 TOP = 1024
 """Number of highest-ranked negatives in Fig. 2a and 2c."""
@@ -81,6 +81,70 @@ def synthetic_mass(
     others = torch.logsumexp(real / temperature, dim=1)
     points = torch.logsumexp(outcome.synthetic / temperature, dim=1)
     return torch.sigmoid(points - others).mean()
+
+
+KINDS = ("vector", "key", "query", "pairs", "beyond")
+"""Kinds of points, in the order of `_marks`."""
+
+
+class NegativeMass(NamedTuple):
+    """Where the weight of the negatives lies; means over the queries."""
+
+    points: Float[Tensor, ""]
+    """Share of the denominator, positive included, that all points hold."""
+    kinds: dict[str, Float[Tensor, ""]]
+    """The same of each kind of point: "pairs" of two negatives,
+    "query" for points with a share of the query, "beyond" for those moved away from it, "key", and
+    "vector" for SynCo's noisy and adversarial points."""
+    effective: Float[Tensor, ""]
+    """Effective number of negatives: the perplexity of their probabilities, exp of the entropy."""
+    top: dict[int, Float[Tensor, ""]]
+    """Share of Eq. 2's pull away from negatives that the hardest hold, by how many these are."""
+
+
+def negative_mass(
+    outcome: Contrast,
+    plan: MixPlan | None,
+    temperature: float | Tensor,
+    exclude: Bool[Tensor, "batch K"] | None = None,
+    log_weights: Float[Tensor, "batch K"] | None = None,
+    ranks: tuple[int, ...] = (10, 100),
+) -> NegativeMass:
+    """Return which negatives and points the loss looks at.
+
+    `log_weights`: of the real negatives, if the loss has any (see `negative_weights`).
+    """
+    check_temperature(temperature)
+    real, points = _shown(outcome.real, exclude), _point_logits(outcome.synthetic, plan)
+    logits = torch.cat([real, points, outcome.positive.unsqueeze(1)], dim=1) / temperature
+    if log_weights is not None:
+        logits[:, : log_weights.shape[1]] += log_weights
+    if plan is not None and plan.weight is not None:
+        logits[:, real.shape[1] : -1] += plan.weight.log()
+    share = logits.softmax(dim=1)[:, :-1]
+    # Among the negatives; all 0 of a query without any.
+    among = share / share.sum(dim=1, keepdim=True).clamp_(min=torch.finfo(share.dtype).tiny)
+    effective = torch.special.entr(among).sum(dim=1).exp().mean()
+    highest = among.topk(min(max(ranks), among.shape[1]), dim=1).values.cumsum(dim=1).mean(dim=0)
+    top = {each: highest[min(each, len(highest)) - 1] for each in ranks}
+    if plan is None:
+        return NegativeMass(share.new_zeros(()), {}, effective, top)
+    marks = torch.arange(VECTOR, VECTOR + len(KINDS), device=real.device)
+    which = (_marks(plan).flatten() == marks.unsqueeze(1)).to(share.dtype)
+    flat, scale = share[:, real.shape[1] :].flatten(), 1 / len(share)
+    sums = torch.addmv(share.new_empty(len(KINDS)), which, flat, beta=0, alpha=scale)
+    return NegativeMass(sums.sum(), dict(zip(KINDS, sums.unbind(), strict=True)), effective, top)
+
+
+def _marks(plan: MixPlan) -> Tensor:
+    """The mark of each point's partner, or 0 for a row; 1 if the point is moved away from it."""
+    return plan.partner.clamp(VECTOR, 0).masked_fill_(plan.share < 0, 1)
+
+
+def _point_logits(synthetic: Tensor, plan: MixPlan | None) -> Tensor:
+    if plan is None or plan.scale is None:
+        return synthetic
+    return (synthetic * plan.scale).masked_fill(plan.base == NO_POINT, -torch.inf)
 
 
 def false_negatives_top(

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from hardmix.errors import InputError
 from hardmix.mixing.checks import (
+    as_number,
     check_mask,
     check_not_transformed,
-    check_once_differentiated,
+    check_own,
     check_plan,
     check_plan_rows,
     check_shapes,
@@ -26,9 +27,19 @@ from hardmix.mixing.checks import (
     check_unit_length,
     wants_check,
 )
-from hardmix.mixing.closed_form import Points, evaluate_plan
+from hardmix.mixing.closed_form import Points, evaluate_plan, gradient_sum
+from hardmix.mixing.denominators import Denominator, check_family, denominator_of, infonce
 from hardmix.mixing.device_infonce import DeviceInfoNCE, Wanted
-from hardmix.mixing.plans import KEY, MixPlan
+from hardmix.mixing.differentiable import (
+    Remembered,
+    differentiated_again,
+    infonce_again,
+    remember,
+    wants_second_derivative,
+)
+from hardmix.mixing.masses import Terms, masses_of
+from hardmix.mixing.plans import MixPlan, Vectors
+from hardmix.mixing.points import dots
 from hardmix.mixing.ranking import in_one_piece, row_chunks
 
 
@@ -53,17 +64,22 @@ def contrast(
     negatives: Float[Tensor, "K dim"],
     plan: MixPlan | None = None,
     *,
-    temperature: float,
-    exclude: Bool[Tensor, "batch K"] | None = None,
-    similarity: Float[Tensor, "batch K"] | None = None,
+    temperature: float | Float[Tensor, "..."],
+    exclude: Bool[Tensor, "batch columns"] | None = None,
+    similarity: Float[Tensor, "batch columns"] | None = None,
     through_query: bool = False,
     overwrite: bool = False,
     num_pairs: int | None = None,
     every_point: bool = False,
     check: bool | None = None,
+    own: Float[Tensor, "batch M dim"] | None = None,
+    log_weights: Float[Tensor, "batch columns"] | None = None,
+    denominator: str | Denominator = "infonce",
+    positives: Bool[Tensor, "batch columns"] | None = None,
 ) -> Contrast:
     """Return Eq. 1 with a plan's points as additional negatives (Sec. 4); plan=None is plain MoCo.
 
+    temperature: tau of Eq. 1; a tensor of one number may be learnt: it gets its gradient.
     exclude: negatives to leave out of the loss.
     similarity: query @ negatives.T, if the caller has computed it already to make the plan.
     through_query: whether gradients flow through the query inside h'. The paper does not say; in
@@ -77,43 +93,73 @@ def contrast(
     check: whether to refuse vectors that are not finite or not of unit length, and row indices
     out of range. None checks on a CPU only, as checking would synchronise a GPU. Unchecked, NaN
     makes the loss NaN.
+    own: further negatives of each query's own; masks, weights and similarities then have K + M
+    columns, and so has a plan.
+    log_weights: log of each real negative's weight (see `negative_weights`); no gradient.
+    denominator: a name in DENOMINATORS, or a function of `Masses`.
+    positives: negatives that are positives too (SupCon), besides the key.
     """
-    _check(query, key, negatives, plan, temperature, exclude, similarity)
+    _check(query, key, negatives, plan, temperature, exclude, similarity, own)
+    columns = len(negatives) + (0 if own is None else own.shape[1])
+    check_family(denominator_of(denominator), log_weights, positives, len(query), columns)
     if wants_check(check, query):
         check_unit_length(query=query, key=key, negatives=negatives)
+        if own is not None:
+            check_unit_length(own=own.flatten(0, 1))
         if plan is not None:
-            check_plan_rows(plan, len(negatives))
+            check_plan_rows(plan, columns)
     # float64 if any of the vectors has it, else float32.
     dtype = torch.promote_types(torch.promote_types(query.dtype, negatives.dtype), torch.float32)
     query, key, negatives = query.to(dtype), key.to(dtype), negatives.to(dtype)
+    own = None if own is None else own.to(dtype)
     if plan is not None and plan.base.shape[1] == 0:
         plan = None
     if not torch.is_grad_enabled():
         query, key, negatives = query.detach(), key.detach(), negatives.detach()
     with torch.autocast(query.device.type, enabled=False):
         with torch.no_grad():
-            real = query @ negatives.T if similarity is None else similarity.to(dtype)
-        if in_one_piece(query):
+            real = dots(query, negatives, own) if similarity is None else similarity.to(dtype)
+        vectors = Vectors(query, key, negatives, own)
+        if (
+            own is not None
+            or log_weights is not None
+            or positives is not None
+            or (denominator_of(denominator) is not infonce)
+        ):
+            terms = Terms(real, exclude, log_weights, plan, None, through_query, every_point)
+            given = vectors, temperature, terms, positives, num_pairs
+            masses, positive, synthetic = masses_of(*given)
+            per_query = denominator_of(denominator)(masses)
+        elif in_one_piece(query):
+            learnt = isinstance(temperature, Tensor) and temperature.requires_grad
             wanted = Wanted(
-                temperature,
                 through_query,
                 every_point,
-                query.requires_grad,
+                query.requires_grad or learnt,
                 negatives.requires_grad,
+                learnt,
             )
             per_query, positive, synthetic = DeviceInfoNCE.apply(
-                query, key, negatives, real, exclude, wanted, *(plan or ())
+                query, key, negatives, real, exclude, temperature, wanted, *(plan or ())
             )
         else:
             with torch.no_grad():
                 positive, points = (query * key).sum(dim=1), None
                 if plan is not None:
-                    known = num_pairs, every_point
-                    points = evaluate_plan(
-                        plan, key, negatives, real, positive, through_query, *known
-                    )
+                    known = through_query, num_pairs, every_point
+                    points = evaluate_plan(plan, vectors, real, positive, *known)
+            again = remember(vectors, plan, temperature, exclude, through_query=through_query)
             per_query = _InfoNCE.apply(
-                query, key, negatives, positive, real, points, temperature, exclude, overwrite
+                query,
+                key,
+                negatives,
+                positive,
+                real,
+                points,
+                temperature,
+                exclude,
+                overwrite,
+                again,
             )
             synthetic = real.new_empty(len(real), 0) if points is None else points.similarity
     real = real[:, :0] if overwrite else real
@@ -136,16 +182,20 @@ class _InfoNCE(torch.autograd.Function):
         positive: Tensor,
         real: Tensor,
         points: Points | None,
-        temperature: float,
+        temperature: float | Tensor,
         exclude: Tensor | None,
         overwrite: bool,
+        remembered: Remembered | None,
     ) -> Tensor:
-        needs_query, _, needs_negatives = ctx.needs_input_grad[:3]
+        needs_query, _, needs_negatives, *_, needs_temperature = ctx.needs_input_grad[:7]
+        needs_query = needs_query or needs_temperature
+        ctx.temperature, temperature = temperature, as_number(temperature)
+        along = torch.zeros_like(positive) if needs_temperature else None
         per_query, to_key = torch.empty_like(positive), torch.empty_like(positive)
         direction = torch.empty_like(query) if needs_query else None
         probability = torch.empty_like(real) if needs_negatives else None
         for rows in [slice(0, len(real))] if overwrite else row_chunks(*real.shape):
-            some = None if points is None else _rows_of(points, rows)
+            some = None if points is None else points.rows(rows)
             hidden = None if exclude is None else exclude[rows]
             space = real[rows] if overwrite else torch.empty_like(real[rows])
             terms, extra, ahead = _terms(
@@ -157,27 +207,43 @@ class _InfoNCE(torch.autograd.Function):
             if probability is not None:
                 torch.div(terms, total.unsqueeze(1), out=probability[rows])
             if direction is not None:
-                pull = _gradient_sum(terms, extra[:, 1:], some, query[rows], key[rows], negatives)
+                vectors = Vectors(query[rows], key[rows], negatives)
+                pull = gradient_sum(terms, extra[:, 1:], some, vectors)
                 torch.div(pull, total.unsqueeze(1), out=direction[rows])
+                if along is not None and some is not None and some.unseen is not None:
+                    along[rows] = (extra[:, 1:] * some.unseen).sum(dim=1) / total
             del terms, space  # before the next chunk's are made
         if direction is not None:
             direction.addcmul_(to_key.unsqueeze(1), key)
-        ctx.temperature = temperature
-        ctx.save_for_backward(query, direction, to_key, probability)
+            if along is not None:
+                # Points are constants, so the loss is a function of query / temperature.
+                along += (query * direction).sum(dim=1)
+        ctx.remembered = remembered
+        ctx.save_for_backward(query, direction, to_key, probability, along)
         return per_query
 
     @staticmethod
     def backward(ctx: Any, grad_per_query: Tensor) -> tuple[Tensor | None, ...]:
-        check_once_differentiated()
-        query, direction, to_key, probability = ctx.saved_tensors
+        if wants_second_derivative(ctx):
+            inputs = (*ctx.remembered.vectors[:3], None, None, None, ctx.temperature)
+            needed = ctx.needs_input_grad[:7]
+            again = infonce_again, ctx.remembered, inputs, needed, grad_per_query
+            return *differentiated_again(*again), None, None, None
+        query, direction, to_key, probability, along = ctx.saved_tensors
         needs_query, needs_key, needs_negatives = ctx.needs_input_grad[:3]
         # Backward may be called inside autocast too, and would multiply in half precision there.
         with torch.autocast(query.device.type, enabled=False):
-            step = grad_per_query.unsqueeze(1) / ctx.temperature
+            temperature = as_number(ctx.temperature)
+            step = grad_per_query.unsqueeze(1) / temperature
             grad_query = step * direction if needs_query else None
             grad_key = step * to_key.unsqueeze(1) * query if needs_key else None
             grad_negatives = (step * probability).T @ query if needs_negatives else None
-        return grad_query, grad_key, grad_negatives, None, None, None, None, None, None
+            grad_temperature = None
+            if along is not None:
+                total = -(grad_per_query * along).sum() / temperature**2
+                grad_temperature = total.to(ctx.temperature).view_as(ctx.temperature)
+        gradients = grad_query, grad_key, grad_negatives, None, None, None, grad_temperature
+        return *gradients, None, None, None
 
 
 def _terms(
@@ -209,57 +275,27 @@ def _terms(
     return terms, extra.sub_(highest.unsqueeze(1)).exp2_(), ahead
 
 
-def _gradient_sum(
-    terms: Tensor,
-    point_terms: Tensor,
-    points: Points | None,
-    query: Tensor,
-    key: Tensor,
-    negatives: Tensor,
-) -> Tensor:
-    """Eq. 2's sum over the negatives, after each point lent its term to its parents.
-
-    Adds the loans to `terms`, which nobody needs after this.
-    """
-    if points is None:
-        return terms @ negatives
-    loan = point_terms * points.from_partner
-    terms.scatter_add_(1, points.base, point_terms * points.from_base)
-    terms.scatter_add_(1, points.partner[:, : points.num_pairs], loan[:, : points.num_pairs])
-    pull = terms @ negatives
-    partner, loan = points.partner[:, points.num_pairs :], loan[:, points.num_pairs :]
-    if loan.shape[1] == 0:
-        return pull
-    to_key = loan.masked_fill(partner != KEY, 0.0).sum(dim=1, keepdim=True)
-    to_query = loan.sum(dim=1, keepdim=True) - to_key
-    return pull.addcmul_(to_query, query).addcmul_(to_key, key)
-
-
-def _rows_of(points: Points, rows: slice) -> Points:
-    sliced: dict[str, Any] = {
-        name: part[rows] for name, part in points._asdict().items() if isinstance(part, Tensor)
-    }
-    return points._replace(**sliced)
-
-
 def _check(
     query: Tensor,
     key: Tensor,
     negatives: Tensor,
     plan: MixPlan | None,
-    temperature: float,
+    temperature: float | Tensor,
     exclude: Tensor | None,
     similarity: Tensor | None,
+    own: Tensor | None,
 ) -> None:
     check_not_transformed()
     check_temperature(temperature)
-    check_shapes(query, key, negatives)
-    check_mask(exclude, len(query), len(negatives))
+    check_own(own, query)
+    check_shapes(query, key, negatives, may_be_empty=own is not None)
+    columns = len(negatives) + (0 if own is None else own.shape[1])
+    check_mask(exclude, len(query), columns)
     if plan is not None:
         check_plan(plan, len(query))
     if similarity is not None:
         check_similarity(similarity)
-        expected = (len(query), len(negatives))
+        expected = (len(query), columns)
         if tuple(similarity.shape) != expected:
             raise InputError(
                 f"similarity has shape {tuple(similarity.shape)}: it must be"

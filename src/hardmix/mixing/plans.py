@@ -7,21 +7,17 @@ unit length. A synthetic point is a line of a plan, not a vector:
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from hardmix.mixing.checks import (
     check_counts,
     check_mask,
     check_not_transformed,
     check_num_hardest,
-    check_plan,
-    check_plan_rows,
-    check_shapes,
     check_similarity,
 )
 from hardmix.mixing.ranking import (
@@ -36,6 +32,8 @@ QUERY = -1
 """Marks the query itself as the partner (Sec. 4.2)."""
 KEY = -2
 """Marks the query's key as the partner (App. B.2)."""
+VECTOR = -3
+"""Marks the first of the plan's own `vectors` as the partner; -4 is the second, and so on."""
 NO_POINT = -1
 """Marks, as the base, that no point could be made: its logit is -inf."""
 
@@ -62,13 +60,16 @@ class MixPlan(NamedTuple):
     base: Int[Tensor, "batch S"]
     """Row index of a negative; -1 if no point could be made, which gives a logit of -inf."""
     partner: Int[Tensor, "batch S"]
-    """Row index of a negative, or `QUERY`, or `KEY`."""
+    """Row index of a negative, or `QUERY`, or `KEY`, or `VECTOR` - v for vector v of the plan."""
     share: Float[Tensor, "batch S"]
-    """The partner's share: 1 - alpha in Eq. 3, beta in Sec. 4.2."""
+    """The partner's share: 1 - alpha in Eq. 3, beta in Sec. 4.2. Below 0: away from the partner."""
     scale: Float[Tensor, "batch S"] | None = None
     """Optional factor on the point's logit (App. B.2)."""
     weight: Float[Tensor, "batch S"] | None = None
     """Optional factor on the point's term in the sum of Eq. 1, exp(logit)."""
+    vectors: Float[Tensor, "batch V dim"] | None = None
+    """Optional partners that are neither a negative nor the query or its key, of any length: the
+    noise and the signs of SynCo. Of each query's own."""
 
 
 class Embeddings(NamedTuple):
@@ -80,6 +81,38 @@ class Embeddings(NamedTuple):
     """k: the key encoder's output for the other view of the same images."""
     negatives: Float[Tensor, "K dim"]
     """n: the keys in the queue."""
+
+
+class EmbeddingsWithOwn(Embeddings):
+    """The same where each query has negatives of its own too."""
+
+    own: Float[Tensor, "batch M dim"]
+    """Columns K to K + M - 1 of the similarities."""
+
+
+class Vectors(NamedTuple):
+    """All vectors of a batch, of unit length."""
+
+    query: Float[Tensor, "batch dim"]
+    key: Float[Tensor, "batch dim"]
+    negatives: Float[Tensor, "K dim"]
+    own: Float[Tensor, "batch M dim"] | None = None
+    """Further negatives of each query's own: columns K to K + M - 1 of the similarities."""
+
+    def for_strategies(self) -> Embeddings:
+        """Return them as strategies get them."""
+        if self.own is None:
+            return Embeddings(*self[:3])
+        embeddings = EmbeddingsWithOwn(*self[:3])
+        embeddings.own = self.own
+        return embeddings
+
+
+def vectors_of(embeddings: Embeddings, dtype: torch.dtype) -> Vectors:
+    """Return what a strategy was given, in one dtype."""
+    own = embeddings.own.to(dtype) if isinstance(embeddings, EmbeddingsWithOwn) else None
+    query, key, negatives = (each.to(dtype) for each in embeddings)
+    return Vectors(query, key, negatives, own)
 
 
 @runtime_checkable
@@ -212,43 +245,6 @@ def mix(
         pairs, partner = partner, torch.full_like(base, QUERY)
         partner[:, :num_pairs] = pairs
     return MixPlan(base, partner, share)
-
-
-def materialize(
-    plan: MixPlan,
-    query: Float[Tensor, "batch dim"],
-    key: Float[Tensor, "batch dim"],
-    negatives: Float[Tensor, "K dim"],
-) -> Float[Tensor, "batch S dim"]:
-    """Return a plan's points as vectors (Eq. 3 and Sec. 4.2), for tests and figures.
-
-    Points that could not be made are zero. `contrast` does not need this.
-    """
-    check_shapes(query, key, negatives)
-    check_plan(plan, len(query))
-    check_plan_rows(plan, len(negatives))
-    base = negatives[plan.base.clamp(min=0)]
-    partner = negatives[plan.partner.clamp(min=0)]
-    partner = torch.where((plan.partner == QUERY).unsqueeze(-1), query.unsqueeze(1), partner)
-    partner = torch.where((plan.partner == KEY).unsqueeze(-1), key.unsqueeze(1), partner)
-    share = plan.share.unsqueeze(-1)
-    points = normalize((1 - share) * base + share * partner, dim=-1)
-    return points.masked_fill((plan.base == NO_POINT).unsqueeze(-1), 0.0)
-
-
-def join(*plans: MixPlan) -> MixPlan:
-    """Return one plan with the points of all plans, in order."""
-    fields: list[Any] = []
-    for parts in zip(*plans, strict=True):
-        if all(part is None for part in parts):
-            fields.append(None)
-            continue
-        given = [
-            torch.ones_like(plan.share) if part is None else part
-            for plan, part in zip(plans, parts, strict=True)
-        ]
-        fields.append(torch.cat(given, dim=1))
-    return MixPlan(*fields)
 
 
 def uniform_numbers(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hardmix.mixing.checks import check_directions, check_once_differentiated, wants_check
+from hardmix.mixing.checks import check_directions, wants_check
 
 SHORTEST, LONGEST = 1e-12, 1e15
 """Lengths that PyTorch's normalize takes as they are; squares of others may overflow or vanish."""
@@ -58,13 +58,18 @@ class _UnitLength(torch.autograd.Function):
             largest = value.abs().amax(dim=1, keepdim=True)
             length = torch.linalg.vector_norm(value / largest, dim=1, keepdim=True) * largest
         unit = _divided(value, length)
-        ctx.save_for_backward(unit, length)
+        ctx.save_for_backward(value, unit, length)
         return unit
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        check_once_differentiated()
-        unit, length = ctx.saved_tensors
+        value, unit, length = ctx.saved_tensors
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # differentiated again
+            with torch.enable_grad():
+                again = value / torch.linalg.vector_norm(value, dim=1, keepdim=True)
+                slow: Tensor
+                (slow,) = torch.autograd.grad(again, value, gradient, create_graph=True)
+            return slow
         with torch.autocast(unit.device.type, enabled=False):
             along = row_products(gradient, unit)
         return _divided(torch.addcmul(gradient, along, unit, value=-1), length)

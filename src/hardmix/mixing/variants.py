@@ -24,14 +24,19 @@ from hardmix.mixing.plans import (
     HardestNegatives,
     MixPlan,
     Strategy,
+    Vectors,
     draw,
     hardest_negatives,
-    join,
     mix,
     open_interval,
     plan_mochi,
+    vectors_of,
 )
+from hardmix.mixing.points import dots, join
 from hardmix.mixing.ranking import in_one_piece
+from hardmix.mixing.softmax_sampling import cumulative_softmax, invert, invert_without
+from hardmix.mixing.synco import plan_mixcse, plan_synco
+from hardmix.mixing.transformations import FeatureTransformation
 from hardmix.settings.named_choices import RealNegatives
 
 
@@ -131,18 +136,18 @@ def plan_softmax_sampled(
     hardest = hardest_negatives(similarity, num_hardest, exclude)
     # In float64: the differences of cumulative probabilities are needed.
     logits = _values(similarity, hardest).double() / sampling_temperature
-    cumulative = _cumulative_softmax(logits)
+    cumulative = cumulative_softmax(logits)
     dtype, positions, count = similarity.dtype, hardest.positions, hardest.count.unsqueeze(1)
 
     first, second, alpha = draw(hardest, num_pairs, 3, dtype, generator)
-    i = _invert(cumulative, first.double(), count)
-    j = _invert_without(logits, second.double(), i, count)
+    i = invert(cumulative, first.double(), count)
+    j = invert_without(logits, second.double(), i, count)
     base = positions.gather(1, i).masked_fill(count < 2, NO_POINT)
     partner = positions.gather(1, j).clamp(min=0)
     pairs = MixPlan(base, partner, 1 - open_interval(alpha, 1.0))
 
     which, beta = draw(hardest, num_with_query, 2, dtype, generator)
-    base = positions.gather(1, _invert(cumulative, which.double(), count))
+    base = positions.gather(1, invert(cumulative, which.double(), count))
     return join(pairs, MixPlan(base, torch.full_like(base, QUERY), open_interval(beta, 0.5)))
 
 
@@ -166,14 +171,12 @@ def plan_fixed_percentage(
         raise InputError(
             f"percentage={percentage} is not between 0 and 100: it is the share of the top N."
         )
-    query, key, negatives = _need(embeddings, "fixed-percentage")
+    embeddings = _need(embeddings, "fixed-percentage")
     check_counts(num_hardest, num_pairs, num_with_query)
     hardest = hardest_negatives(similarity, num_hardest, exclude)
     plan = mix(hardest, num_pairs, num_with_query, similarity.dtype, generator)
     with torch.no_grad():
-        dtype = similarity.dtype
-        vectors = Embeddings(query.to(dtype), key.to(dtype), negatives.to(dtype))
-        points = _point_similarities(plan, vectors, similarity)
+        points = _point_similarities(plan, vectors_of(embeddings, similarity.dtype), similarity)
         real = _values(similarity, hardest)
     turn = _alternating(num_pairs, num_with_query, similarity.device)
     target = -(-num_hardest * percentage // 100)
@@ -223,7 +226,8 @@ def ranking_similarity(
     """Return the similarities that a strategy ranks by: q.n, or k.n for "ranked-by-key"."""
     if function_of(strategy) is not plan_ranked_by_key:
         return similarity
-    return (embeddings.key.detach() @ embeddings.negatives.detach().T).to(similarity.dtype)
+    with torch.no_grad():
+        return dots(*vectors_of(embeddings, embeddings.key.dtype)[1:]).to(similarity.dtype)
 
 
 def _need(embeddings: Embeddings | None, strategy: str) -> Embeddings:
@@ -241,43 +245,12 @@ def _values(similarity: Tensor, hardest: HardestNegatives) -> Tensor:
     return values.masked_fill(hardest.positions < 0, -torch.inf)
 
 
-def _point_similarities(plan: MixPlan, embeddings: Embeddings, similarity: Tensor) -> Tensor:
+def _point_similarities(plan: MixPlan, vectors: Vectors, similarity: Tensor) -> Tensor:
     """q.h of every point."""
-    query, key, negatives = embeddings
     if in_one_piece(similarity):
-        return made_points(plan, query, key, negatives, every_point=False).similarity
-    positive = (query * key).sum(dim=1)
-    return evaluate_plan(plan, key, negatives, similarity, positive).similarity
-
-
-def _cumulative_softmax(logits: Float[Tensor, "batch N"]) -> Float[Tensor, "batch N"]:
-    """Cumulative probabilities over the N hardest; all 0 where there is none."""
-    return logits.softmax(dim=1).nan_to_num(0.0).cumsum(dim=1)
-
-
-def _invert(cumulative: Tensor, uniform: Tensor, count: Tensor) -> Tensor:
-    """Inverse transform sampling: uniform numbers to columns by their probability."""
-    columns = torch.searchsorted(cumulative, uniform.contiguous(), right=True)
-    return torch.minimum(columns, (count - 1).clamp(min=0))
-
-
-def _invert_without(logits: Tensor, uniform: Tensor, taken: Tensor, count: Tensor) -> Tensor:
-    """As `_invert`, with column `taken` masked out of the softmax.
-
-    A probability of up to 0.5 is cut out of the cumulative ones without loss. Only the likeliest
-    column may have more, and there is one of these: its softmax without it is made anew.
-    """
-    cumulative = _cumulative_softmax(logits)
-    upto = cumulative.gather(1, taken)
-    before = torch.where(taken > 0, cumulative.gather(1, (taken - 1).clamp(min=0)), 0.0)
-    point = uniform * (cumulative[:, -1:] - (upto - before))
-    point = torch.where(point >= before, point + (upto - before), point)
-    others = _invert(cumulative, point, count)
-    likeliest = logits.argmax(dim=1, keepdim=True)
-    others = torch.where(others == taken, likeliest, others)  # rounding at the edge of the cut
-    masked = _cumulative_softmax(logits.scatter(1, likeliest, -torch.inf))
-    instead = _invert(masked, uniform * masked[:, -1:], count)
-    return torch.where(taken == likeliest, instead, others)
+        return made_points(plan, vectors, every_point=False).similarity
+    positive = (vectors.query * vectors.key).sum(dim=1)
+    return evaluate_plan(plan, vectors, similarity, positive).similarity
 
 
 def _alternating(num_pairs: int, num_with_query: int, device: torch.device) -> Tensor:
@@ -298,6 +271,11 @@ STRATEGIES: dict[str, Strategy] = {
     "log-beta-weighted": partial(plan_beta_weighted, weighing="log-beta"),
     "softmax-sampled": plan_softmax_sampled,
     "fixed-percentage": plan_fixed_percentage,
+    "synco": plan_synco,
+    "mixcse": plan_mixcse,
+    "feature-transformation": FeatureTransformation(),
+    "extrapolated-positives": FeatureTransformation(queue_alpha=None),
+    "mixed-queue": FeatureTransformation(positive_alpha=None),
 }
 """The strategies by name, as in `MochiLoss(strategy=...)` and the setting mix.strategy."""
 
@@ -309,3 +287,6 @@ def function_of(strategy: Strategy) -> object:
 
 OUR_FUNCTIONS = {function_of(strategy) for strategy in STRATEGIES.values()}
 """Their plans have the pairs first, and all row indices are valid."""
+
+COUNTS_ITSELF = (plan_synco,)
+"""Strategies that make points of further kinds, also where s = s' = 0."""

@@ -78,6 +78,29 @@ METRICS = [
         True,
     ),
     Metric(
+        "synthetic_mass",
+        "Mass of synthetic points",
+        "Share of the softmax that synthetic points hold; the rest is real negatives and the key.",
+        True,
+    ),
+    Metric(
+        "effective_negatives",
+        "Effective negatives",
+        "Number of equally hard negatives that would weigh as the negatives and points do.",
+    ),
+    Metric(
+        "gradient_top_10",
+        "Pull of the 10 hardest",
+        "Share of the push away from negatives that comes from the 10 hardest.",
+        True,
+    ),
+    Metric(
+        "gradient_top_100",
+        "Pull of the 100 hardest",
+        "The same for the 100 hardest.",
+        True,
+    ),
+    Metric(
         "positive_similarity",
         "Similarity of the key",
         "Cosine of query and key, mean over the batch.",

@@ -55,19 +55,45 @@ def is_main() -> bool:
     return rank() == 0
 
 
-@torch.no_grad()
-def gather(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_rows ..."]:
+def gather(
+    tensor: Shaped[Tensor, "rows ..."], with_gradient: bool = False
+) -> Shaped[Tensor, "all_rows ..."]:
     """Return the rows of all ranks, in rank order: official MoCo's `concat_all_gather`.
 
-    Shapes must be equal on all ranks. The result has no gradient. With one process this returns
-    the tensor itself.
+    Shapes must be equal on all ranks. The result has no gradient, unless `with_gradient`: then a
+    row gets the sum of the gradients that all ranks have for it, and with losses and gradients
+    averaged over the ranks (DistributedDataParallel) the result is that of one process with the
+    whole batch. With one process this returns the tensor itself.
     """
     if world_size() == 1:
         return tensor
+    if with_gradient and torch.is_grad_enabled() and tensor.requires_grad:
+        gathered: Tensor = _GatherWithGradient.apply(tensor)
+        return gathered
+    with torch.no_grad():
+        return _everyone(tensor)
+
+
+def _everyone(tensor: Tensor) -> Tensor:
     tensor = tensor.contiguous()
     everyone = tensor.new_empty(world_size() * len(tensor), *tensor.shape[1:])
     torch.distributed.all_gather_into_tensor(everyone, tensor, group=group_for(tensor.device))
     return everyone
+
+
+class _GatherWithGradient(torch.autograd.Function):
+    """Gather forward, sum over the ranks backward."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        ctx.rows = len(tensor)
+        return _everyone(tensor)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        total = add_up(gradient.contiguous().clone())
+        return total[rank() * ctx.rows : (rank() + 1) * ctx.rows]
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from typing import Literal
 from hardmix.errors import InputError
 from hardmix.settings.bounds import check_above, check_at_least, check_between, nearest_first
 from hardmix.settings.facts import setting
+from hardmix.settings.loss_options import LossConfig, MixConfig
 from hardmix.settings.methods import METHOD_FACTS, MethodName, MethodOptions
 from hardmix.settings.named_choices import (
     TRUNK_LR,
@@ -19,9 +20,7 @@ from hardmix.settings.named_choices import (
     Head,
     OnNan,
     Precision,
-    RealNegatives,
     Shuffle,
-    StrategyName,
 )
 from hardmix.settings.optimizer_options import OptimizerConfig
 
@@ -115,47 +114,6 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_at_least(self, "model", dim=1, key_bn_splits=1)
         check_between(self, "model", 0.0, 1.0, "key_momentum")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixConfig:
-    """MoCHi (N, s, s') and its variants (Sec. 4, App. B.2)."""
-
-    num_hardest: int = 1024
-    """N: how many of a query's hardest negatives may be mixed."""
-    num_pairs: int = 1024
-    """s: synthetic points per query that mix two hard negatives."""
-    num_with_query: int = 128
-    """s': synthetic points per query that mix a hard negative with the query."""
-    warm_up_epochs: float = setting(10, name="epochs without mixing")
-    """Epochs of training before mixing begins (Sec. 5)."""
-    warm_up_steps: int | None = setting(None, name="steps without mixing")
-    """Steps of training before mixing begins; overrides mix.warm_up_epochs."""
-    strategy: StrategyName = setting("mochi", label="{}", name="mixing strategy")
-    """How synthetic points are made: the paper's method or one of its variants (App. B.2)."""
-    real_negatives: RealNegatives = setting("keep", label="real negatives {}")
-    """Real negatives in the loss: keep all, drop the N hardest, or drop all."""
-    through_query: bool = setting(False, name="gradient through the query")
-    """Let the gradient flow through the query inside the points mixed with it; off in the
-    paper."""
-    sampling_temperature: float = setting(0.2, label="tau' = {}")
-    """tau', for mix.strategy softmax-sampled."""
-    percentage: float = 50.0
-    """X at the start of training, in percent, for mix.strategy fixed-percentage."""
-    percentage_end: float | None = None
-    """X at the end of training, in percent, with a linear change in between. Unset: X stays
-    constant."""
-
-    def __post_init__(self) -> None:
-        check_at_least(self, "mix", num_hardest=1, num_pairs=0, num_with_query=0)
-        check_at_least(self, "mix", warm_up_epochs=0, warm_up_steps=0)
-        check_above(self, "mix", sampling_temperature=0)
-        check_between(self, "mix", 0.0, 100.0, "percentage", "percentage_end")
-        if self.num_pairs > 0 and self.num_hardest < 2:
-            raise InputError(
-                f"mix.num_pairs={self.num_pairs} with mix.num_hardest={self.num_hardest}: a pair"
-                " needs two different negatives; raise mix.num_hardest or set mix.num_pairs to 0."
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,6 +211,7 @@ class PretrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     mix: MixConfig = field(default_factory=MixConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     choose: tuple[str, ...] = setting((), later=True, resume=True, identity=False)

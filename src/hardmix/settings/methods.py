@@ -32,7 +32,14 @@ class MethodFacts:
         return not any(fnmatch(setting, pattern) for pattern in self.unused)
 
 
-NO_NEGATIVES = ("oracle", "mix.*", "train.queue_*", "train.exclude_same_image", "train.temperature")
+NO_NEGATIVES = (
+    "oracle",
+    "mix.*",
+    "loss.*",
+    "train.queue_*",
+    "train.exclude_same_image",
+    "train.temperature",
+)
 """Settings not used by methods without negatives."""
 NO_KEYS = ("model.head", "model.dim", "model.key_*")
 """Settings not used by methods without a key encoder and a head."""

@@ -14,10 +14,37 @@ StrategyName = Literal[
     "log-beta-weighted",
     "softmax-sampled",
     "fixed-percentage",
+    "synco",
+    "mixcse",
+    "feature-transformation",
+    "extrapolated-positives",
+    "mixed-queue",
     "own",
 ]
-"""How synthetic points are planned: Sec. 4 ("mochi") and the variants of App. B.2; "own" is your
-own function, passed to `pretrain` or `MochiLoss`."""
+"""How synthetic points are planned: Sec. 4 ("mochi"), the variants of App. B.2, and later papers'
+points: SynCo, MixCSE, and Zhu et al. 2021 (the last three names). "own" is your own function,
+passed to `pretrain` or `MochiLoss`."""
+
+WeightsName = Literal["none", "hcl", "hardness", "given", "ring"]
+"""How real negatives are weighted: HCL, hardness weighting, SimCSE's weight of given negatives, or
+a ring of percentiles."""
+
+RunWeights = Literal["none", "hcl", "hardness", "ring"]
+"""The same in `hardmix pretrain`, where no negatives are given with a query."""
+
+DenominatorName = Literal[
+    "infonce", "decoupled", "debiased", "hcl", "dual-temperature", "supcon-in"
+]
+"""What the loss is made of its positive and its negatives: Eq. 1, or a later paper's."""
+
+RunDenominator = Literal["infonce", "decoupled", "debiased", "hcl", "dual-temperature"]
+"""The same in `hardmix pretrain`, where a query has one positive."""
+
+FilterName = Literal["none", "above-positive", "share-of-positive"]
+"""Which negatives are taken for false ones and left out, without labels."""
+
+Reduction = Literal["mean", "sum", "none"]
+"""What a loss returns: the mean or sum over the queries, or the loss of each."""
 
 RealNegatives = Literal["keep", "drop_hardest", "drop_all"]
 """Which real negatives stay in the loss next to the synthetic ones. The paper keeps all; it never

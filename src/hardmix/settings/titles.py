@@ -71,7 +71,19 @@ def method_title(settings: Mapping[str, Any]) -> str:
         title += "" if strategy == "mochi" else f" {strategy}"
     if method in ("moco-v1", "moco-v2", "mochi"):
         title += _steps(method, settings)
+    if facts.uses("loss.denominator"):
+        title += _family(settings)
     return f"{title} oracle" if settings.get("oracle") is True else title
+
+
+def _family(settings: Mapping[str, Any]) -> str:
+    """Return what the loss has of later papers: " + hcl weights + debiased"."""
+    weights, denominator, chosen = (
+        settings.get(f"loss.{name}", "none") for name in ("weights", "denominator", "filter")
+    )
+    added = "" if weights == "none" else f" + {weights} weights"
+    added += "" if denominator in ("none", "infonce") else f" + {denominator}"
+    return added if chosen == "none" else f"{added} + {chosen} filter"
 
 
 def _steps(method: str, settings: Mapping[str, Any]) -> str:

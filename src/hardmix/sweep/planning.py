@@ -232,6 +232,9 @@ def run_name(config: PretrainConfig) -> str:
     if config.uses("mix.num_pairs"):
         words.append(f"{mix.num_hardest}-{mix.num_pairs}-{mix.num_with_query}")
         words += [mix.strategy] if mix.strategy != "mochi" else []
+    chosen_loss = (config.loss.weights, config.loss.denominator, config.loss.filter)
+    if config.uses("loss.denominator"):
+        words += [each for each in chosen_loss if each not in ("none", "infonce")]
     words += ["oracle"] if config.oracle else []
     words += [f"k{train.queue_size}"] if config.uses("train.queue_size") else []
     words.append(f"e{train.epochs}" if train.stop_epoch is None else f"e{train.stop_epoch}")

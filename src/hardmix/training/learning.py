@@ -1,4 +1,4 @@
-"""Signs in the metrics that a run learns nothing: a collapse, or a loss that stays at chance."""
+"""Signs in the metrics that a run goes wrong: a collapse, a loss at chance, too many points."""
 
 import math
 from typing import Any
@@ -8,6 +8,8 @@ from hardmix.settings.config import PretrainConfig
 
 COLLAPSED = 0.05
 """Spread of the keys (1 for a uniform sphere) below which all images look the same."""
+TOO_MUCH_MASS = 0.8
+"""Share of the softmax that points may hold without a warning."""
 NEAR = 0.95
 """Share of the chance level above which a loss counts as being at chance."""
 FALL = 0.02
@@ -19,26 +21,37 @@ PATIENCE = 300
 
 
 class Watch:
-    """Sees every line of metrics.jsonl and warns, once, if nothing is learnt."""
+    """Sees every line of metrics.jsonl and warns, of most things once."""
 
     def __init__(self, config: PretrainConfig) -> None:
         self._config = config
         self._losses: list[tuple[int, float]] = []
-        self._warned = False
+        self._warned: set[str] = set()
 
     def see(self, line: dict[str, Any]) -> None:
-        """Look at a line; warn about a collapse each time, about chance level once."""
+        """Look at a line; warn about a collapse each time, about other things once."""
         if line.get("spread", 1.0) < COLLAPSED and line["epoch"] > 0:
             warn(
                 f"step {line['step']}: the keys have collapsed (spread {line['spread']:.3f}; 1 is"
                 " uniform): lower optimizer.lr, or raise model.key_momentum."
             )
+        if line.get("synthetic_mass", 0.0) > TOO_MUCH_MASS:
+            self._warn_once(
+                "mass",
+                f"step {line['step']}: synthetic points hold {line['synthetic_mass']:.0%} of the"
+                " softmax, so that real negatives hardly count: lower mix.num_pairs and"
+                " mix.num_with_query, or raise train.temperature.",
+            )
         if "proxy_accuracy" not in line or line.get("queue_filled", 1.0) < 1:
             return  # random keys in the queue are easy to tell apart
         self._losses.append((line["step"], line["loss"]))
-        if not self._warned and self._learns_nothing(line):
-            self._warned = True
-            warn(self._advice(line))
+        if self._learns_nothing(line):
+            self._warn_once("chance", self._advice(line))
+
+    def _warn_once(self, subject: str, message: str) -> None:
+        if subject not in self._warned:
+            self._warned.add(subject)
+            warn(message)
 
     def _learns_nothing(self, line: dict[str, Any]) -> bool:
         """Return whether the loss is at chance, has not fallen, and the task is not solved."""

@@ -1,0 +1,129 @@
+"""Zhu et al. 2021: transform the features themselves before they are contrasted.
+
+Positives are moved apart, q' = l q + (1 - l) k and k' = l k + (1 - l) q with l in (1, 2), and the
+queue is mixed with itself, n' = l n + (1 - l) n_pi. As in the authors' code, the results are not
+normalised again, each step has one l of each kind, and gradients flow through q'.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from hardmix.errors import InputError
+from hardmix.mixing.checks import (
+    check_counts,
+    check_mask,
+    check_not_transformed,
+    check_num_hardest,
+    check_similarity,
+)
+from hardmix.mixing.plans import DrawsByRow, Embeddings, MixPlan, Vectors
+
+
+@dataclass(frozen=True)
+class FeatureTransformation:
+    """A strategy that makes no points, but changes the vectors that are contrasted."""
+
+    positive_alpha: float | None = 2.0
+    """l - 1 ~ Beta(alpha, alpha) for the positives; None leaves them as they are."""
+    queue_alpha: float | None = 1.6
+    """l ~ Beta(alpha, alpha) for the queue; None leaves it as it is."""
+
+    def __post_init__(self) -> None:
+        for name in ("positive_alpha", "queue_alpha"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise InputError(
+                    f"{name}={value} must be a finite number above 0, or None for no change: it is"
+                    " the parameter of a Beta distribution; the paper uses 2 and 1.6."
+                )
+
+    def __call__(
+        self,
+        similarity: Float[Tensor, "batch K"],
+        *,
+        num_hardest: int,
+        num_pairs: int,
+        num_with_query: int,
+        exclude: Bool[Tensor, "batch K"] | None = None,
+        generator: torch.Generator | None = None,  # noqa: ARG002
+        embeddings: Embeddings | None = None,  # noqa: ARG002
+    ) -> MixPlan:
+        """Return a plan without points."""
+        check_not_transformed()
+        check_similarity(similarity)
+        check_counts(num_hardest, num_pairs, num_with_query)
+        check_num_hardest(num_hardest, similarity.shape[1])
+        check_mask(exclude, len(similarity), similarity.shape[1])
+        none = torch.empty(len(similarity), 0, dtype=torch.int64, device=similarity.device)
+        return MixPlan(none, none, similarity.new_empty(len(similarity), 0))
+
+    def transform(
+        self,
+        vectors: Vectors,
+        exclude: Tensor | None,
+        generator: torch.Generator | DrawsByRow | None,
+    ) -> tuple[Vectors, Tensor | None]:
+        """Return the vectors to contrast, and the mask: a mix with an excluded one is excluded."""
+        if not (generator is None or isinstance(generator, torch.Generator)):
+            raise InputError(
+                f"generator={type(generator).__name__} draws numbers of each query, but a feature"
+                " transformation needs one for the whole batch: pass a torch.Generator."
+            )
+        query, key, negatives, own = vectors
+        if self.positive_alpha is not None:
+            query, key = extrapolated_positives(query, key, self.positive_alpha, generator)
+        if self.queue_alpha is not None:
+            share, order = _draws(negatives, self.queue_alpha, generator)
+            negatives = share * negatives + (1 - share) * negatives[order]
+            if exclude is not None:
+                shared = exclude[:, : len(order)]
+                exclude = torch.cat([shared | shared[:, order], exclude[:, len(order) :]], dim=1)
+        return Vectors(query, key, negatives, own), exclude
+
+
+def extrapolated_positives(
+    query: Float[Tensor, "batch dim"],
+    key: Float[Tensor, "batch dim"],
+    alpha: float = 2.0,
+    generator: torch.Generator | None = None,
+) -> tuple[Float[Tensor, "batch dim"], Float[Tensor, "batch dim"]]:
+    """Return q' and k' of Zhu et al. 2021: further apart than q and k, and not normalised."""
+    share = 1 + _beta(alpha, query, generator)
+    return share * query + (1 - share) * key, share * key + (1 - share) * query
+
+
+def mixed_queue(
+    negatives: Float[Tensor, "K dim"],
+    alpha: float = 1.6,
+    generator: torch.Generator | None = None,
+) -> Float[Tensor, "K dim"]:
+    """Return n' of Zhu et al. 2021: every negative mixed with another one, and not normalised."""
+    share, order = _draws(negatives, alpha, generator)
+    return share * negatives + (1 - share) * negatives[order]
+
+
+def _draws(
+    negatives: Tensor, alpha: float, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """The queue's l, and the order in which it is mixed with itself."""
+    share = _beta(alpha, negatives, generator)
+    if generator is None:
+        return share, torch.randperm(len(negatives), device=negatives.device)
+    # Generators cannot be compiled.
+    order = torch.compiler.disable(torch.randperm)(
+        len(negatives), generator=generator, device=generator.device
+    )
+    return share, order.to(negatives.device)
+
+
+def _beta(alpha: float, like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """One number of Beta(alpha, alpha)."""
+    if generator is None:
+        return torch._sample_dirichlet(like.new_full((2,), alpha))[0]
+    shapes = torch.full((2,), alpha, dtype=like.dtype, device=generator.device)
+    drawn: Tensor = torch.compiler.disable(torch._sample_dirichlet)(shapes, generator)
+    return drawn[0].to(like.device)
