@@ -184,7 +184,9 @@ def test_denominators_in_their_limits_are_what_they_generalise_bit_for_bit(limit
 
 
 @pytest.mark.parametrize(
-    "weights", [hcl_weights(0.0), hardness_weights(0.0), ring_weights(0, 100)], ids=str
+    "weights",
+    [hcl_weights(0.0), hardness_weights(0.0), ring_weights(0, 100)],
+    ids=["hcl", "hardness", "ring"],
 )
 def test_weights_in_their_limits_change_no_bit(weights):
     query, key, memory = torch.randn(6, 16), torch.randn(6, 16), MemoryQueue.prefilled(unit(90, 16))
