@@ -37,14 +37,23 @@ GROUPS = {
     "The loss": "MochiLoss",
     "The memory": "MemoryQueue",
     "The paper's functions": """
-        contrast Contrast plan_mochi MixPlan QUERY KEY hardest_negatives HardestNegatives mix_pairs
-        mix_with_query materialize""",
+        contrast Contrast plan_mochi MixPlan QUERY KEY VECTOR hardest_negatives HardestNegatives
+        mix_pairs mix_with_query materialize""",
     "Strategies": """
         Strategy Embeddings STRATEGIES plan_ranked_by_key plan_mixed_with_key plan_beta_weighted
-        plan_softmax_sampled plan_fixed_percentage dropped_negatives""",
+        plan_softmax_sampled plan_fixed_percentage plan_synco plan_mixcse FeatureTransformation
+        extrapolated_positives mixed_queue dropped_negatives""",
+    "Weights of negatives": """
+        WEIGHTS NegativeWeights hcl_weights hardness_weights given_weights ring_weights""",
+    "Denominators": """
+        DENOMINATORS Denominator Masses infonce decoupled debiased hcl dual_temperature
+        supcon_in""",
+    "Filters of negatives": """
+        FILTERS NegativeFilter above_positive share_of_positive same_labels""",
+    "Large batches": "backward_in_chunks",
     "Diagnostics": """
         matching_probability proxy_accuracy ProxyAccuracy false_negatives_top false_parents
-        FalseParents""",
+        FalseParents synthetic_mass negative_mass NegativeMass""",
     "Embedding space": "alignment uniformity",
     "Training": """
         pretrain Run recipes recipes.imagenet100 recipes.imagenet1k recipes.cifar10 recipes.demo
@@ -58,7 +67,10 @@ GROUPS = {
     "Errors and version": "InputError OutputError UnfinishedError __version__",
     "Types in signatures": """
         settings.named_choices.StrategyName settings.named_choices.RealNegatives
-        settings.named_choices.QueueStart
+        settings.named_choices.QueueStart settings.named_choices.WeightsName
+        settings.named_choices.DenominatorName settings.named_choices.FilterName
+        settings.named_choices.Reduction mixing.loss_inputs.Temperature
+        mixing.loss_inputs.CallOptions
         settings.named_choices.DataName settings.methods.MethodName settings.methods.METHOD_FACTS
         runs.folder.Resume data.own_views.Pipeline training.metric_logs.OnLog""",
 }

@@ -27,7 +27,7 @@ def test_the_blocks_of_the_library_page_run_one_after_the_other():
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "docs/library.md", "exec"), names)
-    assert len(blocks) == 7
+    assert len(blocks) == 11
     assert names["query"].grad.isfinite().all()
     assert 0 <= float(names["accuracy"].mixed) <= float(names["accuracy"].real) <= 1
     assert float(names["value"].detach()) > 0

@@ -221,7 +221,7 @@ def test_wrong_options_are_refused(unchecked_types):
         loss.in_batch(query, query, sample_weights=torch.ones(3))
     with pytest.raises(InputError, match=r"first_row=3 with 4 queries and 6 keys"):
         loss.in_batch(query, query, gathered=torch.randn(6, 8), first_row=3)
-    with pytest.raises(InputError, match=r"own negatives have shape \(4, 8\)"):
+    with pytest.raises(InputError, match=r"own_negatives has shape \(4, 8\)"):
         loss(query, query, torch.randn(20, 8), own_negatives=query)
     with pytest.raises(InputError, match=r"concatenate the two"):
         loss(query, query, torch.randn(4, 2, 8), own_negatives=torch.randn(4, 2, 8))

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
 from hardmix import MemoryQueue, MixPlan, MochiLoss, contrast, plan_mochi
+from hardmix.mixing.loss_points import PointChoice
 
 SMALL = {"num_hardest": 20, "num_pairs": 30, "num_with_query": 10}
 
@@ -109,7 +110,7 @@ def test_a_queue_that_is_not_full_is_a_shorter_queue(start, number, masked, monk
         return [outcome.loss, outcome.real, *torch.autograd.grad(outcome.loss, query), *parts]
 
     by_slots = found()
-    monkeypatch.setattr(MochiLoss, "_mixes_slots", lambda *_: False)  # by a mask
+    monkeypatch.setattr(PointChoice, "by_slots", lambda *_: False)  # by a mask
     torch.testing.assert_close(by_slots, found(), rtol=1e-5, atol=1e-6)
 
 

@@ -54,6 +54,7 @@ def test_mass_by_kind_adds_up_and_points_at_what_the_loss_looks_at():
     outcome = contrast(query, key, negatives, plan, temperature=0.2)
     mass = negative_mass(outcome, plan, 0.2, ranks=(1, 3, 10_000))
     assert float(sum(mass.kinds.values())) == pytest.approx(float(synthetic_mass(outcome, 0.2)))
+    assert float(mass.points) == pytest.approx(float(synthetic_mass(outcome, 0.2)))
     assert mass.kinds["key"] == 0
     assert all(mass.kinds[name] > 0 for name in ("pairs", "query", "beyond", "vector"))
     both = torch.cat([outcome.real, outcome.synthetic], dim=1)

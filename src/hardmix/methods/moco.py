@@ -28,7 +28,6 @@ from hardmix.mixing.diagnostics import (
     negative_mass,
     proxy_accuracy,
     similarity_histogram,
-    synthetic_mass,
 )
 from hardmix.mixing.infonce import Contrast
 from hardmix.mixing.loss import MochiLoss
@@ -202,7 +201,7 @@ class Moco(Method):
         found |= {f"gradient_top_{number}": share for number, share in mass.top.items()}
         if plan is None:
             return found
-        found["synthetic_mass"] = synthetic_mass(outcome, temperature, exclude)
+        found["synthetic_mass"] = mass.points
         made = KINDS_OF.get(self.config.mix.strategy, ("pairs", "query"))
         return found | {f"synthetic_mass_{name}": mass.kinds[name] for name in made}
 

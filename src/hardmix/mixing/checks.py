@@ -147,7 +147,7 @@ def check_labels(name: str, values: Tensor, number: int | None = None, of: str =
         )
 
 
-def check_own(own: Tensor | None, query: Tensor) -> None:
+def check_own(own: Tensor | None, query: Tensor, name: str = "own_negatives") -> None:
     """Refuse negatives of each query's own that do not belong to these queries."""
     if own is None:
         return
@@ -155,9 +155,14 @@ def check_own(own: Tensor | None, query: Tensor) -> None:
     fits = own.ndim == 3 and own.shape[0] == batch and own.shape[2] == dim and own.shape[1] > 0
     if not fits or not own.is_floating_point() or own.device != query.device:
         raise InputError(
-            f"own negatives have shape {tuple(own.shape)}, dtype {own.dtype} and are on"
-            f" {own.device}: they must be a floating-point tensor of shape ({batch}, M, {dim}) on"
-            f" {query.device}, M of 1 or more for each query."
+            f"{name} has shape {tuple(own.shape)} and dtype {own.dtype} and is on {own.device}: it"
+            f" must be a floating-point tensor of shape ({batch}, M, {dim}) on {query.device}, with"
+            " one or more negatives of each query's own"
+            + (
+                ", or two-dimensional, for negatives that all share."
+                if name == "negatives"
+                else "."
+            )
         )
 
 

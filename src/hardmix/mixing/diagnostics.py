@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hardmix.mixing.checks import check_mask, check_similarity, check_temperature, check_top
 from hardmix.mixing.infonce import Contrast
-from hardmix.mixing.plans import KEY, NO_POINT, QUERY, VECTOR, MixPlan, hardest_negatives
+from hardmix.mixing.plans import NO_POINT, VECTOR, MixPlan, hardest_negatives
 
 TOP = 1024
 """Number of highest-ranked negatives in Fig. 2a and 2c."""
@@ -83,11 +83,17 @@ def synthetic_mass(
     return torch.sigmoid(points - others).mean()
 
 
+KINDS = ("vector", "key", "query", "pairs", "beyond")
+"""Kinds of points, in the order of `_marks`."""
+
+
 class NegativeMass(NamedTuple):
     """Where the weight of the negatives lies; means over the queries."""
 
+    points: Float[Tensor, ""]
+    """Share of the denominator, positive included, that all points hold."""
     kinds: dict[str, Float[Tensor, ""]]
-    """Share of the denominator, positive included, of each kind of point: "pairs" of two negatives,
+    """The same of each kind of point: "pairs" of two negatives,
     "query" for points with a share of the query, "beyond" for those moved away from it, "key", and
     "vector" for SynCo's noisy and adversarial points."""
     effective: Float[Tensor, ""]
@@ -109,37 +115,30 @@ def negative_mass(
     `log_weights`: of the real negatives, if the loss has any (see `negative_weights`).
     """
     check_temperature(temperature)
-    real = _shown(outcome.real, exclude) / temperature
+    real, points = _shown(outcome.real, exclude), _point_logits(outcome.synthetic, plan)
+    logits = torch.cat([real, points, outcome.positive.unsqueeze(1)], dim=1) / temperature
     if log_weights is not None:
-        real[:, : log_weights.shape[1]] += log_weights
-    points = _point_logits(outcome.synthetic, plan) / temperature
+        logits[:, : log_weights.shape[1]] += log_weights
     if plan is not None and plan.weight is not None:
-        points = points + plan.weight.log()
-    both = torch.cat([real, points], dim=1)
-    negatives = both.logsumexp(dim=1)
-    total = torch.logaddexp(negatives, outcome.positive / temperature)
-    among = (both - negatives.unsqueeze(1)).exp().nan_to_num(0.0)
-    entropy = -torch.xlogy(among, among).sum(dim=1)
+        logits[:, real.shape[1] : -1] += plan.weight.log()
+    share = logits.softmax(dim=1)[:, :-1]
+    # Among the negatives; all 0 of a query without any.
+    among = share / share.sum(dim=1, keepdim=True).clamp_(min=torch.finfo(share.dtype).tiny)
+    effective = torch.special.entr(among).sum(dim=1).exp().mean()
     highest = among.topk(min(max(ranks), among.shape[1]), dim=1).values.cumsum(dim=1).mean(dim=0)
     top = {each: highest[min(each, len(highest)) - 1] for each in ranks}
-    shares = (points - total.unsqueeze(1)).exp()
-    kinds = {
-        name: shares.masked_fill(~mask, 0.0).sum(dim=1).mean()
-        for name, mask in ({} if plan is None else _kinds(plan)).items()
-    }
-    return NegativeMass(kinds, entropy.exp().mean(), top)
+    if plan is None:
+        return NegativeMass(share.new_zeros(()), {}, effective, top)
+    marks = torch.arange(VECTOR, VECTOR + len(KINDS), device=real.device)
+    which = (_marks(plan).flatten() == marks.unsqueeze(1)).to(share.dtype)
+    flat, scale = share[:, real.shape[1] :].flatten(), 1 / len(share)
+    sums = torch.addmv(share.new_empty(len(KINDS)), which, flat, beta=0, alpha=scale)
+    return NegativeMass(sums.sum(), dict(zip(KINDS, sums.unbind(), strict=True)), effective, top)
 
 
-def _kinds(plan: MixPlan) -> dict[str, Tensor]:
-    """The columns of each kind."""
-    with_query = plan.partner == QUERY
-    return {
-        "pairs": plan.partner >= 0,
-        "query": with_query & (plan.share >= 0),
-        "beyond": with_query & (plan.share < 0),
-        "key": plan.partner == KEY,
-        "vector": plan.partner <= VECTOR,
-    }
+def _marks(plan: MixPlan) -> Tensor:
+    """The mark of each point's partner, or 0 for a row; 1 if the point is moved away from it."""
+    return plan.partner.clamp(VECTOR, 0).masked_fill_(plan.share < 0, 1)
 
 
 def _point_logits(synthetic: Tensor, plan: MixPlan | None) -> Tensor:

@@ -17,10 +17,7 @@ from hardmix.mixing.checks import (
     as_number,
     check_choice,
     check_counts,
-    check_plan,
-    check_plan_rows,
     check_temperature,
-    wants_check,
 )
 from hardmix.mixing.denominators import Denominator, denominator_of
 from hardmix.mixing.filters import FILTERS, NegativeFilter
@@ -31,27 +28,21 @@ from hardmix.mixing.loss_inputs import (
     TakesPart,
     Temperature,
     either,
+    filtered,
+    positives_of,
     reduced,
     shared_and_own,
     unit_embeddings,
     who_takes_part,
     widened,
 )
+from hardmix.mixing.loss_points import PointChoice
 from hardmix.mixing.negative_weights import WEIGHTS, NegativeWeights
 from hardmix.mixing.plans import MixPlan, Strategy, Vectors
 from hardmix.mixing.points import dots
 from hardmix.mixing.queue import MemoryQueue
-from hardmix.mixing.ranking import in_one_piece
 from hardmix.mixing.transformations import FeatureTransformation
-from hardmix.mixing.variants import (
-    COUNTS_ITSELF,
-    OUR_FUNCTIONS,
-    STRATEGIES,
-    dropped_negatives,
-    function_of,
-    plan_fixed_percentage,
-    ranking_similarity,
-)
+from hardmix.mixing.variants import STRATEGIES
 from hardmix.settings.named_choices import (
     DenominatorName,
     FilterName,
@@ -169,7 +160,7 @@ class MochiLoss(nn.Module):
                 f"query has {len(query)} row: in_batch uses the other samples of the batch as"
                 " negatives and needs 2 or more."
             )
-        if not 0 <= first_row <= len(keys) - len(query):
+        if gathered is not None and not 0 <= first_row <= len(keys) - len(query):
             raise InputError(
                 f"first_row={first_row} with {len(query)} queries and {len(keys)} keys: the"
                 " queries' own keys are rows first_row and on; pass rank * batch size."
@@ -234,7 +225,7 @@ class MochiLoss(nn.Module):
     ) -> tuple[Contrast, MixPlan | None]:
         negatives, own = shared_and_own(query, negatives, call.own_negatives)
         vectors = unit_embeddings(query, key, negatives, call.check, own, call.normalised)
-        by_slots = own is None and call.positives is None and self._mixes_slots(negatives)
+        by_slots = own is None and call.positives is None and self._points().by_slots(negatives)
         num_own = 0 if own is None else own.shape[1]
         takes_part = who_takes_part(query, negatives, exclude, by_slots, num_own)
         return self._contrast(vectors, takes_part, call, overwrite, at_most=own is not None)
@@ -254,10 +245,10 @@ class MochiLoss(nn.Module):
             vectors, exclude = self.strategy.transform(vectors, exclude, call.generator)
             takes_part = takes_part._replace(exclude=exclude)
         query, key, negatives, own = vectors
-        positives = _positives(vectors, call)
+        positives = positives_of(vectors, call)
         with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
             similarity, plan, log_weights = dots(query, negatives, own), None, None
-            takes_part = self._filtered(vectors, similarity, takes_part, positives)
+            takes_part = filtered(self.filter_negatives, vectors, similarity, takes_part, positives)
             exclude, not_mixed, in_loss, mixed = takes_part
             if self.weights is not None:
                 log_weights = self.weights(
@@ -267,15 +258,13 @@ class MochiLoss(nn.Module):
                     exclude=exclude,
                     num_own=0 if own is None else own.shape[1],
                 )
-            if call.mix and self._makes_points():
+            points = self._points().at_most(
+                similarity.shape[1] if mixed is None else mixed, at_most or mixed is not None
+            )
+            if call.mix and points.any():
                 some = vectors._replace(negatives=negatives[:mixed])
-                most = similarity.shape[1] if mixed is None else mixed
-                limited = at_most or mixed is not None
-                number = min(self.num_hardest, most) if limited else self.num_hardest
-                plan, dropped = self._plan(some, similarity[:, :mixed], not_mixed, call, number)
+                plan, dropped = points.plan(some, similarity[:, :mixed], not_mixed, call)
                 exclude = either(exclude, dropped)
-        known = function_of(self.strategy)
-        ours = known in OUR_FUNCTIONS
         outcome = contrast(
             query,
             key,
@@ -286,8 +275,8 @@ class MochiLoss(nn.Module):
             similarity=similarity[:, :in_loss],
             through_query=self.through_query,
             overwrite=overwrite,
-            num_pairs=self.num_pairs if ours else None,
-            every_point=ours and not_mixed is None and known is not plan_fixed_percentage,
+            num_pairs=self.num_pairs if points.ours else None,
+            every_point=not_mixed is None and points.every_point,
             check=False,
             own=own,
             log_weights=log_weights,
@@ -296,70 +285,9 @@ class MochiLoss(nn.Module):
         )
         return (outcome if overwrite else outcome._replace(real=similarity)), plan
 
-    def _makes_points(self) -> bool:
-        known = function_of(self.strategy)
-        return self.num_pairs + self.num_with_query > 0 or known in COUNTS_ITSELF
-
-    def _filtered(
-        self, vectors: Vectors, similarity: Tensor, takes_part: TakesPart, positives: Tensor | None
-    ) -> TakesPart:
-        """Leave out what the filter takes for false negatives; positives are not mixed."""
-        if self.filter_negatives is not None:
-            positive = (vectors.query * vectors.key).sum(dim=1)
-            false = self.filter_negatives(similarity, positive=positive)
-            takes_part = takes_part.without(false if positives is None else false & ~positives)
-        if positives is not None:
-            takes_part = takes_part._replace(not_mixed=either(takes_part.not_mixed, positives))
-        return takes_part
-
-    def _mixes_slots(self, negatives: Tensor | MemoryQueue) -> bool:
-        """Return whether a queue that is not full is simply a shorter one for this loss.
-
-        Not for others' strategies, which may count its slots; not where N means more than a limit,
-        or for a pair of one. In torch.compile every fill shall be one graph.
-        """
-        known = function_of(self.strategy)
-        return (
-            not torch.compiler.is_compiling()
-            and isinstance(negatives, MemoryQueue)
-            and known in OUR_FUNCTIONS
-            and known is not plan_fixed_percentage
-            and self.real_negatives == "keep"
-            and negatives.filled >= 2
-            and self.num_hardest <= len(negatives)
-        )
-
-    def _plan(
-        self,
-        vectors: Vectors,
-        similarity: Tensor,
-        not_mixed: Tensor | None,
-        call: Call,
-        num_hardest: int,
-    ) -> tuple[MixPlan, Tensor | None]:
-        """Return the strategy's plan and the real negatives to drop from the loss."""
-        looks = wants_check(call.check, similarity)
-        if not looks and not in_one_piece(similarity) and not bool(similarity.sum().isfinite()):
-            similarity = similarity.nan_to_num()  # ranking refuses NaN; the loss shall be NaN
-        embeddings = vectors.for_strategies()
-        plan = self.strategy(
-            similarity,
-            num_hardest=num_hardest,
-            num_pairs=self.num_pairs,
-            num_with_query=self.num_with_query,
-            exclude=not_mixed,
-            # By row without being a generator only for our strategies: others' may need one.
-            generator=call.generator,  # type: ignore[arg-type]
-            embeddings=embeddings,
-        )
-        if function_of(self.strategy) not in OUR_FUNCTIONS:
-            check_plan(plan, len(similarity))
-            if looks:
-                check_plan_rows(plan, similarity.shape[1])
-        if self.real_negatives == "keep":
-            return plan, None
-        ranked = ranking_similarity(self.strategy, similarity, embeddings)
-        return plan, dropped_negatives(ranked, self.real_negatives, num_hardest, not_mixed)
+    def _points(self) -> PointChoice:
+        counts = self.num_hardest, self.num_pairs, self.num_with_query
+        return PointChoice(*counts, self.strategy, self.real_negatives)
 
     def extra_repr(self) -> str:
         """Return the text that print() shows: the paper's MoCHi (N, s, s')."""
@@ -381,9 +309,3 @@ def _loss(outcome: Contrast, reduction: Reduction, call: Call) -> Tensor:
     if reduction == "mean" and call.sample_weights is None:
         return outcome.loss
     return reduced(outcome.per_query, reduction, call.sample_weights)
-
-
-def _positives(vectors: Vectors, call: Call) -> Tensor | None:
-    num_own = 0 if vectors.own is None else vectors.own.shape[1]
-    shared = len(vectors.negatives)
-    return widened(call.positives, len(vectors.query), shared, num_own, "positives")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hardmix.errors import InputError
 from hardmix.mixing.checks import check_mask, check_not_transformed, check_own, check_shapes
+from hardmix.mixing.filters import NegativeFilter
 from hardmix.mixing.plans import DrawsByRow, Vectors
 from hardmix.mixing.queue import MemoryQueue
 from hardmix.mixing.unit_length import unit_vectors
@@ -148,7 +149,31 @@ def shared_and_own(
             f"negatives of shape {tuple(negatives.shape)} are each query's own, and own_negatives"
             " are given as well: concatenate the two, or pass shared negatives of shape (K, dim)."
         )
+    check_own(negatives, query, "negatives")
     return query.new_empty(0, query.shape[-1]), negatives
+
+
+def positives_of(vectors: Vectors, call: Call) -> Tensor | None:
+    """Return the mask of further positives, with columns for all negatives."""
+    num_own = 0 if vectors.own is None else vectors.own.shape[1]
+    shared = len(vectors.negatives)
+    return widened(call.positives, len(vectors.query), shared, num_own, "positives")
+
+
+def filtered(
+    chosen: NegativeFilter | None,
+    vectors: Vectors,
+    similarity: Tensor,
+    takes_part: TakesPart,
+    positives: Tensor | None,
+) -> TakesPart:
+    """Leave out what the filter takes for false negatives; positives are not mixed."""
+    if chosen is not None:
+        false = chosen(similarity, positive=(vectors.query * vectors.key).sum(dim=1))
+        takes_part = takes_part.without(false if positives is None else false & ~positives)
+    if positives is not None:
+        takes_part = takes_part._replace(not_mixed=either(takes_part.not_mixed, positives))
+    return takes_part
 
 
 def reduced(per_query: Tensor, reduction: str, sample_weights: Tensor | None) -> Tensor:

@@ -13,6 +13,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hardmix.errors import InputError
+from hardmix.mixing.checks import (
+    check_counts,
+    check_mask,
+    check_not_transformed,
+    check_num_hardest,
+    check_similarity,
+)
 from hardmix.mixing.plans import DrawsByRow, Embeddings, MixPlan, Vectors
 
 
@@ -38,14 +45,19 @@ class FeatureTransformation:
         self,
         similarity: Float[Tensor, "batch K"],
         *,
-        num_hardest: int,  # noqa: ARG002
-        num_pairs: int,  # noqa: ARG002
-        num_with_query: int,  # noqa: ARG002
-        exclude: Bool[Tensor, "batch K"] | None = None,  # noqa: ARG002
+        num_hardest: int,
+        num_pairs: int,
+        num_with_query: int,
+        exclude: Bool[Tensor, "batch K"] | None = None,
         generator: torch.Generator | None = None,  # noqa: ARG002
         embeddings: Embeddings | None = None,  # noqa: ARG002
     ) -> MixPlan:
         """Return a plan without points."""
+        check_not_transformed()
+        check_similarity(similarity)
+        check_counts(num_hardest, num_pairs, num_with_query)
+        check_num_hardest(num_hardest, similarity.shape[1])
+        check_mask(exclude, len(similarity), similarity.shape[1])
         none = torch.empty(len(similarity), 0, dtype=torch.int64, device=similarity.device)
         return MixPlan(none, none, similarity.new_empty(len(similarity), 0))
 

@@ -34,6 +34,7 @@ from hardmix.mixing.plans import (
 )
 from hardmix.mixing.points import dots, join
 from hardmix.mixing.ranking import in_one_piece
+from hardmix.mixing.softmax_sampling import cumulative_softmax, invert, invert_without
 from hardmix.mixing.synco import plan_mixcse, plan_synco
 from hardmix.mixing.transformations import FeatureTransformation
 from hardmix.settings.named_choices import RealNegatives
@@ -135,18 +136,18 @@ def plan_softmax_sampled(
     hardest = hardest_negatives(similarity, num_hardest, exclude)
     # In float64: the differences of cumulative probabilities are needed.
     logits = _values(similarity, hardest).double() / sampling_temperature
-    cumulative = _cumulative_softmax(logits)
+    cumulative = cumulative_softmax(logits)
     dtype, positions, count = similarity.dtype, hardest.positions, hardest.count.unsqueeze(1)
 
     first, second, alpha = draw(hardest, num_pairs, 3, dtype, generator)
-    i = _invert(cumulative, first.double(), count)
-    j = _invert_without(logits, second.double(), i, count)
+    i = invert(cumulative, first.double(), count)
+    j = invert_without(logits, second.double(), i, count)
     base = positions.gather(1, i).masked_fill(count < 2, NO_POINT)
     partner = positions.gather(1, j).clamp(min=0)
     pairs = MixPlan(base, partner, 1 - open_interval(alpha, 1.0))
 
     which, beta = draw(hardest, num_with_query, 2, dtype, generator)
-    base = positions.gather(1, _invert(cumulative, which.double(), count))
+    base = positions.gather(1, invert(cumulative, which.double(), count))
     return join(pairs, MixPlan(base, torch.full_like(base, QUERY), open_interval(beta, 0.5)))
 
 
@@ -250,36 +251,6 @@ def _point_similarities(plan: MixPlan, vectors: Vectors, similarity: Tensor) -> 
         return made_points(plan, vectors, every_point=False).similarity
     positive = (vectors.query * vectors.key).sum(dim=1)
     return evaluate_plan(plan, vectors, similarity, positive).similarity
-
-
-def _cumulative_softmax(logits: Float[Tensor, "batch N"]) -> Float[Tensor, "batch N"]:
-    """Cumulative probabilities over the N hardest; all 0 where there is none."""
-    return logits.softmax(dim=1).nan_to_num(0.0).cumsum(dim=1)
-
-
-def _invert(cumulative: Tensor, uniform: Tensor, count: Tensor) -> Tensor:
-    """Inverse transform sampling: uniform numbers to columns by their probability."""
-    columns = torch.searchsorted(cumulative, uniform.contiguous(), right=True)
-    return torch.minimum(columns, (count - 1).clamp(min=0))
-
-
-def _invert_without(logits: Tensor, uniform: Tensor, taken: Tensor, count: Tensor) -> Tensor:
-    """As `_invert`, with column `taken` masked out of the softmax.
-
-    A probability of up to 0.5 is cut out of the cumulative ones without loss. Only the likeliest
-    column may have more, and there is one of these: its softmax without it is made anew.
-    """
-    cumulative = _cumulative_softmax(logits)
-    upto = cumulative.gather(1, taken)
-    before = torch.where(taken > 0, cumulative.gather(1, (taken - 1).clamp(min=0)), 0.0)
-    point = uniform * (cumulative[:, -1:] - (upto - before))
-    point = torch.where(point >= before, point + (upto - before), point)
-    others = _invert(cumulative, point, count)
-    likeliest = logits.argmax(dim=1, keepdim=True)
-    others = torch.where(others == taken, likeliest, others)  # rounding at the edge of the cut
-    masked = _cumulative_softmax(logits.scatter(1, likeliest, -torch.inf))
-    instead = _invert(masked, uniform * masked[:, -1:], count)
-    return torch.where(taken == likeliest, instead, others)
 
 
 def _alternating(num_pairs: int, num_with_query: int, device: torch.device) -> Tensor:
