@@ -5,6 +5,7 @@ import torch
 
 from hardmix import InputError, MemoryQueue, MochiLoss
 from hardmix.integrations import NTXentLoss
+from hardmix.runtime.distributed import gather
 from ranks import in_two_processes
 
 PLAIN = {"num_pairs": 0, "num_with_query": 0}
@@ -84,18 +85,29 @@ def test_the_paper_counts_fit_a_small_bank_and_wrong_sizes_are_refused():
             NTXentLoss(memory_bank_size=size)
 
 
-def gathered_is_lightlys(number):
+def one_process_and_two(number):
+    """Over processes, each has its queries and the keys of all; gradients averaged as by DDP."""
     for size in (0, (32, DIM)):
         torch.manual_seed(1)
-        theirs = lightlys()(0.1, size, gather_distributed=True)
+        whole = NTXentLoss(0.1, size, **PLAIN)
         torch.manual_seed(1)
         ours = NTXentLoss(0.1, size, gather_distributed=True, **PLAIN)
-        torch.manual_seed(10 + number)
         for _ in range(3):
-            query, key = views()
-            assert_same(ours(query, key), theirs(query, key), query, key)
+            weights = torch.randn(DIM, DIM, requires_grad=True)
+            first, second = torch.randn(2, 2 * BATCH, DIM) @ weights
+            mine = [each.chunk(2)[number] for each in (first, second)]
+            expected, value = whole(first, second), ours(*mine)
+            gradients = [
+                torch.autograd.grad(x, weights, retain_graph=True) for x in (value, expected)
+            ]
+            averaged = gather(gradients[0][0].unsqueeze(0)).mean(dim=0)
+            torch.testing.assert_close(averaged, gradients[1][0], atol=1e-6, rtol=1e-4)
+            torch.testing.assert_close(
+                gather(value.detach().unsqueeze(0)).mean(), expected.detach()
+            )
+        if size:
+            torch.testing.assert_close(ours.memory_bank.keys, whole.memory_bank.keys)
 
 
-def test_over_two_processes_it_is_lightlys_gathered_loss():
-    lightlys()
-    in_two_processes(gathered_is_lightlys)
+def test_two_processes_are_one_with_the_whole_batch():
+    in_two_processes(one_process_and_two)

@@ -12,7 +12,9 @@ import torch
 
 from hardmix import InputError, MochiLoss, hardness_weights
 from hardmix.integrations import MixedNegativesLoss
+from hardmix.runtime.distributed import gather, wrap
 from places import ROOT
+from ranks import in_two_processes
 
 PLAIN = {"num_pairs": 0, "num_with_query": 0}
 TEXTS = [
@@ -172,6 +174,47 @@ def test_wrong_input_is_refused(model):
         MixedNegativesLoss(model, mini_batch_size=2)([flat, flat])
 
 
+class Embedding(torch.nn.Module):
+    """A model as sentence-transformers have it: a dictionary in, a dictionary out."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.layer = torch.nn.Linear(6, 4).double()
+
+    def forward(self, tokens):
+        return {"sentence_embedding": self.layer(tokens["input_ids"])}
+
+    def get_embedding_dimension(self):
+        return 4
+
+
+def one_process_and_two(number):
+    """Texts of both are negatives; the model in DistributedDataParallel, also in chunks."""
+    for mini_batch_size in (None, 3):
+        one, shared = Embedding(), wrap(Embedding(), torch.device("cpu"))
+        options = {"mini_batch_size": mini_batch_size, "queue_size": 20, **PLAIN}
+        whole = MixedNegativesLoss(one, **options)
+        ours = MixedNegativesLoss(Embedding(), gather_across_devices=True, **options)
+        ours.model = shared  # as the trainer does it
+        for _ in range(3):
+            columns = torch.randn(3, 8, 6, dtype=torch.float64)
+            expected = whole([{"input_ids": each} for each in columns])
+            value = ours([{"input_ids": each.chunk(2)[number]} for each in columns])
+            torch.testing.assert_close(
+                gather(value.detach().unsqueeze(0)).mean(), expected.detach()
+            )
+            for loss, model in ((expected, one), (value, shared)):
+                model.zero_grad()
+                loss.backward()
+            torch.testing.assert_close(shared.module.layer.weight.grad, one.layer.weight.grad)
+        torch.testing.assert_close(ours.memory.keys, whole.memory.keys)
+
+
+def test_two_processes_are_one_with_the_whole_batch():
+    in_two_processes(one_process_and_two)
+
+
 def with_negatives(pairs):
     """A wrong paraphrase for each anchor: the next one's."""
     wrong = [*pairs["positive"][1:], pairs["positive"][0]]
@@ -184,16 +227,17 @@ def test_the_trainer_learns_from_triplets_in_chunks_with_accumulation(library, s
     model, pairs = sentences.tiny_model(), sentences.sentence_pairs()
     train, test = with_negatives(pairs.select(range(220))), pairs.select(range(220, 320))
     before = sentences.found(model, test)
-    loss = MixedNegativesLoss(model, queue_size=64, mini_batch_size=8, num_hardest=32)
+    loss = MixedNegativesLoss(model, queue_size=64, mini_batch_size=16, num_hardest=32)
     arguments = library.SentenceTransformerTrainingArguments(
         tmp_path,
-        max_steps=30,
+        max_steps=25,
         per_device_train_batch_size=32,
         gradient_accumulation_steps=2,
         learning_rate=2e-3,
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
+        dataloader_pin_memory=False,
     )
     trainer = library.SentenceTransformerTrainer(model, arguments, train_dataset=train, loss=loss)
     trainer.train()

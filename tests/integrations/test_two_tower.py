@@ -99,9 +99,9 @@ def test_the_learnt_scale_stays_at_or_below_its_maximum_and_the_loss_can_be_copi
         loss.logit_scale.fill_(9.0)
     image, text = (each.float() for each in features())
     value = copy.deepcopy(loss)(image, text, mix=False)
-    assert float(loss.logit_scale) == 9.0
+    assert loss.logit_scale.item() == 9.0
     assert value == loss(image, text, mix=False)
-    assert float(loss.logit_scale) == pytest.approx(math.log(100))
+    assert loss.logit_scale.item() == pytest.approx(math.log(100))
     with pytest.raises(InputError, match=r"logit_scale=5.0 with max_scale=100.0"):
         TwoTowerLoss(5.0)
 
@@ -135,32 +135,3 @@ def one_process_and_two(number):
 
 def test_two_processes_are_one_with_the_whole_batch():
     in_two_processes(one_process_and_two)
-
-
-def test_two_towers_learn_to_find_each_other_and_the_scale_grows():
-    """Two linear views of hidden causes, of which others were never seen in training."""
-    torch.manual_seed(0)
-    mixing_of = [torch.randn(12, 32) for _ in range(2)]
-    towers = nn.ModuleList(
-        nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16)) for _ in range(2)
-    )
-    loss = TwoTowerLoss(num_hardest=32, num_pairs=32, num_with_query=4)
-    optimizer = torch.optim.AdamW([*towers.parameters(), *loss.parameters()], lr=3e-3)
-
-    def embed(rows):
-        causes = torch.randn(rows, 12)
-        return [tower(causes @ each) for tower, each in zip(towers, mixing_of, strict=True)]
-
-    def found():
-        with torch.no_grad():
-            image, text = (normalize(each, dim=1) for each in embed(200))
-        return ((image @ text.T).argmax(dim=1) == torch.arange(200)).float().mean().item()
-
-    before = found()
-    for _ in range(150):
-        optimizer.zero_grad()
-        loss(*embed(64)).backward()
-        optimizer.step()
-    assert before < 0.1
-    assert found() > 0.8
-    assert loss.logit_scale > math.log(1 / 0.07)

@@ -31,11 +31,17 @@ class MixingOptions(TypedDict, total=False):
     num_with_query: int
     """s': points that mix one of them with the query."""
     strategy: StrategyName | Strategy
+    """How points are made: a name in STRATEGIES, or a callable."""
     real_negatives: RealNegatives
+    """Whether real negatives stay in the loss next to points."""
     through_query: bool
+    """Whether gradients flow through the query inside a point."""
     weights: WeightsName | NegativeWeights
+    """Weights of real negatives: a name in WEIGHTS, or a callable."""
     denominator: DenominatorName | Denominator
+    """What the loss is made of: a name in DENOMINATORS, or a function of `Masses`."""
     filter_negatives: FilterName | NegativeFilter
+    """Which negatives are taken for false: a name in FILTERS, or a callable."""
 
 
 FOR_BATCHES: MixingOptions = {"num_hardest": 64, "num_pairs": 64, "num_with_query": 8}
