@@ -144,6 +144,17 @@ def test_with_mixing_it_is_mochi_loss_over_batch_given_negatives_and_queue(model
     torch.testing.assert_close(loss.compute_loss_from_embeddings(vectors), expected)
 
 
+def test_matryoshka_loss_takes_it_as_it_takes_the_librarys_own(losses, model):
+    def at_two_widths(loss):
+        return value_and_gradients(losses.MatryoshkaLoss(model, loss, [64, 16]), model, 3)
+
+    ours = MixedNegativesLoss(model, **PLAIN)
+    theirs = losses.MultipleNegativesRankingLoss(model)
+    assert_same(at_two_widths(ours), at_two_widths(theirs))
+    with pytest.raises(InputError, match=r"16 dimensions and the queue 64: inside Matryoshka"):
+        at_two_widths(MixedNegativesLoss(model, queue_size=8))
+
+
 def test_only_training_writes_the_queue(model):
     loss = MixedNegativesLoss(model, queue_size=8)
     loss.eval()(tokens(model, 2))
@@ -194,12 +205,13 @@ def one_process_and_two(number):
     for mini_batch_size in (None, 3):
         one, shared = Embedding(), wrap(Embedding(), torch.device("cpu"))
         options = {"mini_batch_size": mini_batch_size, "queue_size": 20, **PLAIN}
-        whole = MixedNegativesLoss(one, **options)
+        whole = MixedNegativesLoss(one, **options).eval()
         ours = MixedNegativesLoss(Embedding(), gather_across_devices=True, **options)
         ours.model = shared  # as the trainer does it
         for _ in range(3):
             columns = torch.randn(3, 8, 6, dtype=torch.float64)
             expected = whole([{"input_ids": each} for each in columns])
+            whole.memory.enqueue(one.layer(columns[1]))
             value = ours([{"input_ids": each.chunk(2)[number]} for each in columns])
             torch.testing.assert_close(
                 gather(value.detach().unsqueeze(0)).mean(), expected.detach()

@@ -104,6 +104,8 @@ def test_the_learnt_scale_stays_at_or_below_its_maximum_and_the_loss_can_be_copi
     assert loss.logit_scale.item() == pytest.approx(math.log(100))
     with pytest.raises(InputError, match=r"logit_scale=5.0 with max_scale=100.0"):
         TwoTowerLoss(5.0)
+    with pytest.raises(InputError, match=r"max_scale=0"):
+        TwoTowerLoss(max_scale=0)
 
 
 def one_process_and_two(number):

@@ -39,6 +39,7 @@ class MixedNegativesLoss(nn.Module):
     Takes (anchor, positive) pairs, triplets, and (anchor, positive, n negatives). A query's
     negatives are all other texts of the batch but anchors, and the positives of the last batches if
     there is a queue. The trainer owns the loop, so this loss writes the queue itself, in training.
+    MatryoshkaLoss takes it without queue_size and mini_batch_size.
     """
 
     def __init__(
@@ -65,11 +66,7 @@ class MixedNegativesLoss(nn.Module):
         super().__init__()
         check_temperature(scale, "scale")
         check_whole(queue_size=queue_size)
-        if mini_batch_size is not None and mini_batch_size < 1:
-            raise InputError(
-                f"mini_batch_size={mini_batch_size} is below 1: it is the number of texts that are"
-                " encoded at once; None encodes all."
-            )
+        _check_mini_batch(mini_batch_size)
         self.model = model
         self.scale = scale
         self.mini_batch_size = mini_batch_size
@@ -105,6 +102,7 @@ class MixedNegativesLoss(nn.Module):
         """Return the loss of the embeddings of each column; the queue is read, not written."""
         del labels
         query, key, *given = embeddings
+        self._check_dim(query)
         shared = [
             gather(each, with_gradient=True) if self.gather_across_devices else each
             for each in (key, *given)
@@ -127,6 +125,14 @@ class MixedNegativesLoss(nn.Module):
             first_row=first_row,
             own_negatives=torch.stack(given, dim=1) if given else None,
         )
+
+    def _check_dim(self, query: Tensor) -> None:
+        dim = query.shape[1] if self.memory is None else self.memory.keys.shape[1]
+        if query.shape[1] != dim:
+            raise InputError(
+                f"embeddings have {query.shape[1]} dimensions and the queue {dim}: inside"
+                " MatryoshkaLoss, which shortens them, set queue_size=0."
+            )
 
     def _embeddings(self, columns: list[Mapping[str, Any]]) -> list[Tensor]:
         if self.mini_batch_size is None:
@@ -156,6 +162,16 @@ class MixedNegativesLoss(nn.Module):
     def citation(self) -> str:
         """The paper, for the model's card."""
         return CITATION
+
+
+def _check_mini_batch(size: int | None) -> None:
+    if size is not None:
+        check_whole(mini_batch_size=size)
+        if size < 1:
+            raise InputError(
+                f"mini_batch_size={size} is below 1: it is the number of texts that are encoded at"
+                " once; None encodes all."
+            )
 
 
 def _dim_of(model: nn.Module) -> int:

@@ -40,7 +40,7 @@ class TwoTowerLoss(nn.Module):
         mixing: arguments of `MochiLoss`, such as num_pairs=64 or filter_negatives="above-positive".
         """
         super().__init__()
-        if not (math.isfinite(logit_scale) and logit_scale <= math.log(max_scale)):
+        if not (max_scale > 0 and -math.inf < logit_scale <= math.log(max_scale)):
             raise InputError(
                 f"logit_scale={logit_scale} with max_scale={max_scale}: it must be finite and at"
                 " most log(max_scale); CLIP starts with log(1 / 0.07) = 2.66."
