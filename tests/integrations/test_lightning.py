@@ -10,6 +10,7 @@ from torch.nn.functional import normalize
 from hardmix import InputError, MemoryQueue, MochiLoss
 from hardmix.integrations import MomentumContrast
 from places import ROOT
+from ranks import in_two_processes
 
 
 def encoder():
@@ -73,6 +74,20 @@ def test_labels_and_ids_leave_out_negatives_of_the_same():
         columns = torch.cat([positive[:, None] / 0.2, logits.masked_fill(same, -torch.inf)], dim=1)
         expected = -columns.log_softmax(dim=1)[:, 0].mean()
         torch.testing.assert_close(module.contrast(*views, **given), expected)
+
+
+def queue_of_two(number):
+    module = small(num_pairs=0, num_with_query=0)
+    views, ids = torch.randn(2, 10, 6), torch.arange(10)
+    module.contrast(*(each.chunk(2)[number] for each in views), ids=ids.chunk(2)[number])
+    expected = normalize(module.key_encoder(views[1]), dim=1)
+    torch.testing.assert_close(module.memory.keys[:10], expected)
+    assert torch.equal(module.memory.ids[:10], ids)
+    assert module.memory.filled == 10
+
+
+def test_the_queue_holds_the_keys_of_all_processes():
+    in_two_processes(queue_of_two)
 
 
 def test_wrong_settings_are_refused():
