@@ -27,8 +27,8 @@ INTRODUCTION = """\
 Every public name, setting and command. [api.py](api.py) writes this page out of the source: change
 a docstring there and run `make docs`. The [library page](library.md) shows the names at work.
 
-Import every name from `hardmix` itself. The types in signatures are there to be read: a program
-passes a string or a function.
+Import every name from `hardmix` itself, and those for other libraries from `hardmix.integrations`.
+The types in signatures are there to be read: a program passes a string or a function.
 
 Axes in a shape: batch (queries), K (negatives), N (the hardest of them), S (synthetic points), dim
 (of an embedding)."""
@@ -51,6 +51,9 @@ GROUPS = {
     "Filters of negatives": """
         FILTERS NegativeFilter above_positive share_of_positive same_labels""",
     "Large batches": "backward_in_chunks",
+    "Other libraries": """
+        integrations.MixedNegativesLoss integrations.TwoTowerLoss integrations.NTXentLoss
+        integrations.MomentumContrast integrations.MixingOptions""",
     "Diagnostics": """
         matching_probability proxy_accuracy ProxyAccuracy false_negatives_top false_parents
         FalseParents synthetic_mass negative_mass NegativeMass""",

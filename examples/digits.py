@@ -1,7 +1,7 @@
 """What several examples share: small images at hand, two views of each, and one measure.
 
 scikit-learn brings these 1797 handwritten digits along: nothing is downloaded, and a network learns
-in seconds. Of photographs one makes views with torchvision's transforms; see lightly_moco.py.
+in seconds. Of photographs one makes views with the transforms of torchvision or lightly.
 """
 
 import torch

@@ -1,56 +1,35 @@
-"""A PyTorch Lightning module: the queue is a part of it, and so of its checkpoints.
+"""A PyTorch Lightning module whose checkpoints hold both encoders and the queue.
 
-python examples/lightning_module.py [--steps 100] [--batch-size 64]
+python examples/lightning_module.py [--steps 100]
 """
-
-import copy
 
 import lightning
 import torch
 import tyro
-from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from digits import DIM, build_encoder, follow, found, read_digits, view
-from hardmix import MemoryQueue, MochiLoss
+from digits import DIM, build_encoder, found, read_digits, view
+from hardmix.integrations import MomentumContrast
 
 
-class Mochi(lightning.LightningModule):
-    """MoCo with mixed hard negatives around any encoder."""
+class Mochi(MomentumContrast, lightning.LightningModule):
+    """MoCo with mixed hard negatives."""
 
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.key_encoder = copy.deepcopy(encoder).requires_grad_(False)
-        self.loss = MochiLoss(num_hardest=128, num_pairs=128, num_with_query=16, temperature=0.2)
-        self.memory = MemoryQueue(size=1024, dim=DIM)
+    def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:  # noqa: D102
+        return self.contrast(view(batch[0]), view(batch[0]))
 
-    def training_step(self, batch: list[Tensor], _: int) -> Tensor:
-        """The loss of one batch; the queue is read, then written."""
-        (images,) = batch
-        follow(self.key_encoder, self.encoder)
-        with torch.no_grad():
-            key = self.key_encoder(view(images))
-        loss = self.loss(self.encoder(view(images)), key, self.memory)
-        self.memory.enqueue(key)
-        self.log("loss", loss)
-        return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """The key encoder needs none: it follows by momentum."""
+    def configure_optimizers(self) -> torch.optim.Optimizer:  # noqa: D102
         return torch.optim.AdamW(self.encoder.parameters(), lr=1e-3)
 
 
-def main(steps: int = 100, batch_size: int = 64) -> tuple[float, float, lightning.Trainer]:
+def main(steps: int = 100) -> tuple[float, float, lightning.Trainer]:
     """Train; return how many views were found before and after, and the trainer."""
     lightning.seed_everything(0, verbose=False)
-    images = TensorDataset(read_digits()[0])
-    loader = DataLoader(images, batch_size, shuffle=True, drop_last=True)
-    module = Mochi(build_encoder())
+    loader = DataLoader(TensorDataset(read_digits()[0]), 64, shuffle=True, drop_last=True)
+    quiet = dict.fromkeys(["logger", "enable_progress_bar", "enable_checkpointing"], False)
+    module = Mochi(build_encoder(), dim=DIM, queue_size=1024, momentum=0.95, num_hardest=128)
     before = found(module.encoder)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = lightning.Trainer(max_steps=steps, enable_checkpointing=False, **quiet)
-    trainer.fit(module, loader)
+    (trainer := lightning.Trainer(max_steps=steps, **quiet)).fit(module, loader)
     after = found(module.encoder)
     print(f"the other view found among 500: {before:.0%} before, {after:.0%} after {steps} steps")
     return before, after, trainer

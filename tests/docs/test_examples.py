@@ -11,25 +11,27 @@ os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORM
 
 import pytest
 import torch
-from torch.nn.functional import normalize
 
-from hardmix import MochiLoss, hardest_negatives, load_encoder
+from hardmix import hardest_negatives, load_encoder
 from places import ROOT
 
 FOLDER = ROOT / "examples"
 NEEDS = {
     "hugging_face_images": ["datasets"],
-    "lightly_moco": ["lightly"],
+    "lightly_moco": ["lightly", "sklearn"],
     "lightning_module": ["lightning", "sklearn"],
     "own_strategy": ["sklearn"],
     "plain_pytorch": ["sklearn"],
     "sentence_transformers_loop": ["sentence_transformers", "datasets", "accelerate"],
     "simclr_in_batch": ["sklearn"],
     "supervised_oracle": ["sklearn"],
+    "two_towers": ["sklearn"],
 }
 SHARED = {"digits", "sentences"}
 LONGEST = 75
 """Lines of an example, its docstring and imports included."""
+OF_INTEGRATIONS = {"lightly_moco", "lightning_module", "sentence_transformers_loop", "two_towers"}
+"""Under 40 lines each."""
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +62,8 @@ def test_every_example_is_tested_listed_and_short():
     assert names == set(NEEDS)
     for name in names:
         assert f"[{name}.py]({name}.py)" in listed
-        assert len((FOLDER / f"{name}.py").read_text().splitlines()) <= LONGEST
+        longest = 39 if name in OF_INTEGRATIONS else LONGEST
+        assert len((FOLDER / f"{name}.py").read_text().splitlines()) <= longest, name
 
 
 @pytest.mark.parametrize("name", sorted(NEEDS))
@@ -75,7 +78,7 @@ def test_it_runs_from_the_command_line_and_says_what_came_out(name, monkeypatch,
     assert any(character.isdigit() for character in said)
 
 
-@pytest.mark.parametrize("name", ["plain_pytorch", "simclr_in_batch"])
+@pytest.mark.parametrize("name", ["lightly_moco", "plain_pytorch", "simclr_in_batch"])
 def test_training_finds_views_that_were_not_found_before(name):
     before, after = example(name).main()
     assert after > 1.4 * before
@@ -87,24 +90,18 @@ def test_lightnings_module_learns_and_its_checkpoint_holds_the_queue(tmp_path):
     assert after > 1.4 * before
     trainer.save_checkpoint(tmp_path / "some.ckpt")
     encoder = import_module("digits").build_encoder()
-    again = module.Mochi.load_from_checkpoint(tmp_path / "some.ckpt", encoder=encoder)
+    path = tmp_path / "some.ckpt"
+    again = module.Mochi.load_from_checkpoint(path, encoder=encoder, dim=64, queue_size=1024)
     memory = trainer.lightning_module.memory
     assert torch.equal(again.memory.keys, memory.keys)
     assert int(again.memory.filled) == len(memory)
     assert int(again.memory.position) == int(memory.position) == 100 * 64 % 1024
 
 
-def test_lightlys_loss_and_ours_are_one_number_on_the_same_projections_and_queue():
-    losses = example("lightly_moco").main(steps=4, num_pairs=0, num_with_query=0)
-    theirs, ours = torch.tensor(losses).T
-    assert len(losses) == 4
-    assert torch.allclose(theirs, ours, rtol=1e-5)
-
-
-def test_mixing_makes_lightlys_task_harder_at_every_step_but_the_first():
-    (_, *later) = losses = example("lightly_moco").main(steps=3)
-    assert losses[0][0] == pytest.approx(losses[0][1])  # no key is in the queue to be mixed
-    assert all(ours > theirs for theirs, ours in later)
+def test_two_towers_find_halves_of_digits_never_seen():
+    before, after = example("two_towers").main()
+    assert before < 0.1
+    assert after > 0.5
 
 
 def test_the_oracle_leaves_no_false_parent_and_gives_a_more_uniform_embedding():
@@ -118,35 +115,6 @@ def test_paraphrases_of_sentences_never_seen_are_found():
     before, after = example("sentence_transformers_loop").main()
     assert before < 0.1
     assert after > 0.2
-
-
-def test_in_batch_and_queue_negatives_are_those_of_infonce_over_both():
-    loop = example("sentence_transformers_loop")
-    model = import_module("sentences").tiny_model().eval()
-    plain = MochiLoss(num_hardest=1, num_pairs=0, num_with_query=0, temperature=0.05)
-    loss = loop.MixedNegativesLoss(model, plain, queue_size=8)
-    old = torch.randn(3, 64)
-    loss.memory.enqueue(old)
-    first, second = ["a red cat", "a blue boat"], ["crimson kitten", "azure ship"]
-    tokens = [model.preprocess(texts) for texts in (first, second)]
-    query, key = (normalize(model(dict(t))["sentence_embedding"]) for t in tokens)
-    logits = torch.cat([query @ key.T, query @ normalize(old).T], dim=1) / 0.05
-    expected = torch.nn.functional.cross_entropy(logits, torch.arange(2))
-    ours = loss.eval()(dict(t) for t in tokens)
-    words = model[0].auto_model.embeddings.word_embeddings.weight
-    assert torch.allclose(ours, expected, rtol=1e-5)
-    assert torch.allclose(*(torch.autograd.grad(x, words)[0] for x in (ours, expected)), atol=1e-5)
-
-
-def test_only_training_writes_the_queue_of_sentences():
-    loop = example("sentence_transformers_loop")
-    model = import_module("sentences").tiny_model()
-    loss = loop.MixedNegativesLoss(model, MochiLoss(2, 2, 2), queue_size=8)
-    tokens = [model.preprocess(["a red cat", "a blue boat"]) for _ in range(2)]
-    loss.eval()(dict(t) for t in tokens)
-    assert int(loss.memory.filled) == 0
-    loss.train()(dict(t) for t in tokens)
-    assert int(loss.memory.filled) == 2
 
 
 def test_a_hugging_face_set_gets_the_runs_features_as_a_column(tmp_path):

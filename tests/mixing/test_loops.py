@@ -15,6 +15,7 @@ from hardmix import (
     materialize,
     same_labels,
 )
+from hardmix.mixing.gradient_cache import encode_in_chunks
 from mixing_cases import device_path
 from reference import unit
 
@@ -292,6 +293,33 @@ def test_chunks_of_the_encoder_and_one_loss_are_the_whole_batch(sizes):
     torch.testing.assert_close(value, whole.detach())
     for parameter, gradient in zip(parameters, expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_chunks_whose_backward_somebody_else_calls_in_another_precision(inside):
+    """Embeddings with a graph: a scaled loss, backward outside of autocast, frozen encoders."""
+    torch.manual_seed(8)
+    encoder, frozen = nn.Linear(10, 8), nn.Linear(5, 8).requires_grad_(False)
+    images, texts = torch.randn(12, 10), torch.randn(12, 5)
+    loss, gradients = MochiLoss(5, 0, 0), []
+    for chunks in (12, 5):
+        encoder.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
+            query, key = encode_in_chunks(
+                (encoder, images.split(chunks)), (frozen, texts.split(chunks))
+            )
+            value = loss.symmetric(query, key)
+        assert query.dtype == (torch.bfloat16 if inside else torch.float32)
+        (3 * value).backward()
+        gradients.append(encoder.weight.grad.clone())
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
+        whole = 3 * loss.symmetric(encoder(images), frozen(texts))
+    (expected,) = torch.autograd.grad(whole, encoder.weight)
+    for each in gradients:
+        torch.testing.assert_close(each, expected, atol=2e-2 if inside else 1e-6, rtol=1e-2)
+    assert frozen.weight.grad is None
+    with torch.no_grad():
+        assert not encode_in_chunks((encoder, images.split(5)))[0].requires_grad
 
 
 def test_chunks_may_be_arguments_and_gradients_are_added_last():

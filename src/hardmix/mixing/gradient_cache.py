@@ -6,7 +6,7 @@ again, with its graph, and send its part of that gradient through it. The result
 whole batch, for one more forward pass.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -15,8 +15,10 @@ from torch import Tensor
 
 from hardmix.errors import InputError
 
-Encoded = tuple[Callable[[Any], Tensor], Sequence[Any]]
+Encoded = tuple[Callable[..., Tensor], Sequence[Any]]
 """An encoder, and the chunks of its input."""
+
+RandomState = tuple[torch.device, Tensor]
 
 
 def backward_in_chunks(
@@ -40,36 +42,85 @@ def backward_in_chunks(
             "backward_in_chunks needs one or more (encoder, chunks) pairs, each with one or more"
             " chunks: pass e.g. (encoder, images.split(64))."
         )
-    states, embeddings = [], []
-    with torch.no_grad():
-        for encoder, chunks in encoded:
-            parts = []
-            for chunk in chunks:
-                states.append(_random_state(chunk))
-                parts.append(_encode(encoder, chunk))
-            embeddings.append(parts)
-    leaves = [torch.cat(parts).requires_grad_() for parts in embeddings]
+    parts, states = _embed(encoded)
+    leaves = [torch.cat(each).requires_grad_() for each in parts]
     value = loss(*leaves)
     with more_follow():
         value.backward()
-    steps = [
-        (encoder, chunk, gradient)
-        for (encoder, chunks), leaf, parts in zip(encoded, leaves, embeddings, strict=True)
-        for chunk, gradient in zip(chunks, _split(leaf, parts), strict=True)
-    ]
-    for number, ((encoder, chunk, gradient), state) in enumerate(zip(steps, states, strict=True)):
-        last = number == len(steps) - 1
-        with nullcontext() if last else more_follow():
-            with _as_before(state):
-                again = _encode(encoder, chunk)
-            if again.requires_grad:
-                again.backward(gradient.to(again.dtype))
+    gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+    _send_back(encoded, gradients, states, more_follow)
     return value.detach()
 
 
-def _split(leaf: Tensor, parts: list[Tensor]) -> Iterable[Tensor]:
-    gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-    return torch.split(gradient, [len(part) for part in parts])
+def encode_in_chunks(
+    *encoded: Encoded, more_follow: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> tuple[Tensor, ...]:
+    """Return the embeddings of every (encoder, chunks) pair; their backward works in chunks.
+
+    As `backward_in_chunks`, for loops in which somebody else calls backward, perhaps of a scaled
+    loss. The encoders' parameters get their gradients in `.grad`; torch.autograd.grad knows them
+    not.
+    """
+    switch = torch.zeros(0, requires_grad=True)  # else nobody would call backward
+    embeddings: tuple[Tensor, ...] = _InChunks.apply(switch, encoded, more_follow)
+    return embeddings
+
+
+class _InChunks(torch.autograd.Function):
+    """Encode without a graph; on the way back encode each chunk again, and go through it."""
+
+    @staticmethod
+    def forward(ctx: Any, _: Tensor, encoded: Sequence[Encoded], more_follow: Any) -> Any:
+        parts, states = _embed(encoded)
+        ctx.given, ctx.precision = (encoded, states, more_follow), _precision(parts[0][0])
+        return tuple(torch.cat(each) for each in parts)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        encoded, states, more_follow = ctx.given
+        with torch.enable_grad(), torch.autocast(**ctx.precision):
+            _send_back(encoded, gradients, states, more_follow)
+        return None, None, None
+
+
+def _precision(of: Tensor) -> dict[str, Any]:
+    """The autocast that an encoder ran in: backward is called outside of it."""
+    kind = of.device.type
+    enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+    return {"device_type": kind, "dtype": dtype, "enabled": enabled}
+
+
+def _embed(encoded: Sequence[Encoded]) -> tuple[list[list[Tensor]], list[list[RandomState]]]:
+    """Every encoder's embeddings chunk by chunk, without a graph, and the random states before."""
+    parts: list[list[Tensor]] = []
+    states: list[list[RandomState]] = []
+    with torch.no_grad():
+        for encoder, chunks in encoded:
+            parts.append([])
+            for chunk in chunks:
+                states.append(_random_state(chunk))
+                parts[-1].append(_encode(encoder, chunk))
+    return parts, states
+
+
+def _send_back(
+    encoded: Sequence[Encoded],
+    gradients: Sequence[Tensor],
+    states: Sequence[list[RandomState]],
+    more_follow: Callable[[], AbstractContextManager[Any]],
+) -> None:
+    """Encode each chunk again, with its graph, and send its part of the gradient through it."""
+    left = list(gradients)
+    steps = [(place, chunk) for place, (_, chunks) in enumerate(encoded) for chunk in chunks]
+    for number, ((place, chunk), state) in enumerate(zip(steps, states, strict=True)):
+        last = number == len(steps) - 1
+        with nullcontext() if last else more_follow():
+            with _as_before(state):
+                again = _encode(encoded[place][0], chunk)
+            gradient, left[place] = left[place].tensor_split([len(again)])
+            if again.requires_grad:
+                again.backward(gradient.to(again.dtype))
 
 
 def _encode(encoder: Callable[..., Tensor], chunk: Any) -> Tensor:
@@ -86,14 +137,14 @@ def _devices(chunk: Any) -> list[torch.device]:
     return [each for each in found if each.type == "cuda"]
 
 
-def _random_state(chunk: Any) -> list[tuple[torch.device, Tensor]]:
+def _random_state(chunk: Any) -> list[RandomState]:
     """The states of PyTorch's generators before this chunk."""
     on_gpus = [(each, torch.cuda.get_rng_state(each)) for each in _devices(chunk)]
     return [(torch.device("cpu"), torch.get_rng_state()), *on_gpus]
 
 
 @contextmanager
-def _as_before(state: list[tuple[torch.device, Tensor]]) -> Iterator[None]:
+def _as_before(state: list[RandomState]) -> Iterator[None]:
     """Within, PyTorch's generators repeat what they drew from this state on."""
     gpus = [device for device, _ in state if device.type == "cuda"]
     with torch.random.fork_rng(devices=gpus):

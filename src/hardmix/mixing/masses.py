@@ -34,6 +34,7 @@ class Masses(NamedTuple):
     number: Float[Tensor, " batch"]
     """How many negatives and points these are."""
     temperature: float | Tensor
+    """tau."""
     at: Callable[[float], Tensor]
     """`negatives` at another temperature: at(10) at ten times tau."""
     inside: Callable[[], Tensor]
