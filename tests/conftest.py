@@ -36,13 +36,10 @@ SLOW = (
     "evaluation/test_evaluations_on_gpu.py",
     "evaluation/test_run_evaluations.py",
     "explore/test_explore_command.py",
-<<<<<<< HEAD
     "explore/test_feature_gallery.py",
-=======
     "integrations/test_lightly.py",
     "integrations/test_lightning.py",
     "integrations/test_sentence_transformers.py",
->>>>>>> integr
     "mixing/test_embedding_space.py",
     "mixing/test_loss.py",
     "report/test_explore_browser.py",
