@@ -47,10 +47,14 @@ class MixingSchedule:
             return self.wanted and mixing_started(at.step, mix.warm_up_steps)
         return self.wanted and mixing_started(at.epoch, mix.warm_up_epochs)
 
-    def generator(self, at: TrainingPosition) -> torch.Generator:
-        """Return a generator whose numbers do not depend on the number of processes."""
+    def generator(self, at: TrainingPosition, purpose: int = 0) -> torch.Generator:
+        """Return a generator whose numbers do not depend on the number of processes.
+
+        `purpose` distinguishes the draws of several losses of one step.
+        """
         generator = RowsGenerator()
-        generator.manual_seed(seed_of("mixing", self.config.train.seed, at.step, at.part, 0))
+        seed = seed_of("mixing", self.config.train.seed, at.step, at.part, purpose)
+        generator.manual_seed(seed)
         generator.part = rank()
         return generator
 

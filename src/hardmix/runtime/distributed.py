@@ -56,19 +56,43 @@ def is_main() -> bool:
     return rank() == 0
 
 
-@torch.no_grad()
-def gather(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_rows ..."]:
+def gather(
+    tensor: Shaped[Tensor, "rows ..."], *, with_gradient: bool = False
+) -> Shaped[Tensor, "all_rows ..."]:
     """Return the rows of all ranks, in rank order: official MoCo's `concat_all_gather`.
 
-    Shapes must be equal on all ranks. The result has no gradient. With one process this returns
-    the tensor itself.
+    Shapes must be equal on all ranks. With one process this returns the tensor itself; otherwise
+    the result has no gradient, unless `with_gradient`: each rank's rows then receive the sum of the
+    gradients of all ranks. If every rank's loss is the mean over its own rows, and
+    DistributedDataParallel averages the gradients, they are those of one process with all rows.
     """
     if world_size() == 1:
         return tensor
+    if with_gradient and torch.is_grad_enabled():
+        everyone: Tensor = _GatherWithGradient.apply(tensor)
+        return everyone
+    return _all_rows(tensor)
+
+
+@torch.no_grad()
+def _all_rows(tensor: Tensor) -> Tensor:
     tensor = tensor.contiguous()
     everyone = tensor.new_empty(world_size() * len(tensor), *tensor.shape[1:])
     torch.distributed.all_gather_into_tensor(everyone, tensor, group=group_for(tensor.device))
     return everyone
+
+
+class _GatherWithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        ctx.rows = len(tensor)
+        return _all_rows(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        # A sum over ranks of which each needs its own rows; gloo has no reduce_scatter.
+        total = add_up(gradients[0].detach().clone(memory_format=torch.contiguous_format))
+        return total[rank() * ctx.rows :][: ctx.rows]
 
 
 @torch.no_grad()
@@ -164,7 +188,7 @@ def gather_objects(mine: Part) -> list[Part]:
     return everyone
 
 
-def data_parallel(module: nn.Module, example: Shaped[Tensor, "batch ..."]) -> nn.Module:
+def data_parallel(module: nn.Module, *example: Shaped[Tensor, "batch ..."]) -> nn.Module:
     """`module` with gradients averaged over all ranks; on one process the module itself.
 
     Buffers stay each rank's own: DistributedDataParallel would send all of them at every step. A
@@ -174,9 +198,9 @@ def data_parallel(module: nn.Module, example: Shaped[Tensor, "batch ..."]) -> nn
     if world_size() == 1:
         return module
     buffers = [buffer.clone() for buffer in module.buffers()]
-    unused = _unused_parameters(module, example)
-    shared = wrap(module, example.device, unused=unused)
-    shared(example).sum().backward()
+    unused = _unused_parameters(module, *example)
+    shared = wrap(module, example[0].device, unused=unused)
+    _sum_of(shared(*example)).backward()
     for buffer, before in zip(module.buffers(), buffers, strict=True):
         buffer.copy_(before)
     module.zero_grad()
@@ -272,8 +296,14 @@ class Exchange:
         return self._rows.index_select(0, self._place)
 
 
-def _unused_parameters(module: nn.Module, images: Tensor) -> bool:
-    module(images).sum().backward()
+def _sum_of(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """All that a network returns, as one number with a gradient."""
+    parts = (output,) if isinstance(output, Tensor) else output
+    return torch.stack([part.sum() for part in parts]).sum()
+
+
+def _unused_parameters(module: nn.Module, *example: Tensor) -> bool:
+    _sum_of(module(*example)).backward()
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     unused = any(parameter.grad is None for parameter in trained)
     module.zero_grad()

@@ -44,7 +44,8 @@ class DataConfig:
     channels: int = 3
     """Image channels, 1 to 16. Unless it is 3, the colour operations are skipped."""
     augmentation: Augmentation = "moco-v2"
-    """MoCo-v2's stronger augmentation, MoCo-v1's, or plain: random crop and flip only."""
+    """MoCo-v2's stronger augmentation, MoCo-v1's, SimCLR's (twice the jitter), InfoMin's (with
+    RandAugment, on the CPU), or plain: random crop and flip only."""
     blur: bool = True
     """MoCo-v2's Gaussian blur; usually off for 32-pixel images."""
     min_scale: float = setting(0.2, name="smallest crop")
@@ -76,6 +77,11 @@ class DataConfig:
         check_between(self, "data", 0, 1024, "workers")
         check_between(self, "data", 1, 16, "channels")
         check_between(self, "data", 0.0, 1.0, "min_scale", "max_unreadable")
+        if self.augmentation == "infomin" and self.channels != 3:
+            raise InputError(
+                f"data.augmentation=infomin with data.channels={self.channels}: RandAugment changes"
+                " colours and needs 3 channels; choose moco-v2."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +97,8 @@ class ModelConfig:
     authors' MoCHi), a run's folder, or 'timm' or 'torchvision' for the backbone's own pre-trained
     weights. The head is always new. Recommended for small data sets."""
     head: Head = "mlp"
-    """Projection head between trunk and loss: MoCo-v2's MLP of two layers, or MoCo-v1's single
-    linear layer."""
+    """Projection head between trunk and loss: MoCo-v2's MLP of two layers, SimCLR's, with batch
+    norm after both, or MoCo-v1's single linear layer."""
     dim: int = setting(128, name="embedding dimensions")
     """Dimensions of the embedding, in which negatives are mixed."""
     key_momentum: float = 0.999

@@ -54,7 +54,7 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
         config.data,
         config.train,
         compute.device,
-        kind.views,
+        kind.view_kinds(config),
         own=own.images,
         pipeline=own.views,
         labelled=kind.needs_labels,
@@ -67,6 +67,7 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
         own.strategy,
         None if images is None else len(images),
         len(images.classes or ()) if images is not None else 0,
+        images,
     )
     method = build_method(config, materials)
     method.adopt(imported_parts(config, run))
