@@ -20,7 +20,7 @@ from torchvision.transforms.v2 import functional
 from hardmix.data import image_ops
 from hardmix.data.device_colours import DeviceColours, apply_colours_, plan_colours
 from hardmix.data.image_ops import CropBoxes, normalise, resized_crops
-from hardmix.data.rand_augment import RAND_DRAWS, rand_stages
+from hardmix.data.rand_augment import RAND_DRAWS, Operation, rand_stages
 from hardmix.data.small_crops import crop_equals
 from hardmix.data.view_parameters import (
     COLOUR_DRAWS,
@@ -41,9 +41,6 @@ CACHED = 1 << 20
 
 ALONE = 1 << 16
 """Numbers in an image from which on a CPU colours one image at a time."""
-
-Operation = Callable[[Tensor, Tensor | slice], None]
-"""Changes images in place, told which rows of the parameters are theirs."""
 
 
 class Stage(NamedTuple):

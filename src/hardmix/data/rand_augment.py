@@ -31,11 +31,15 @@ SMOOTH = torch.tensor([[1.0, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
 """Pillow's filter SMOOTH, from which sharpness goes away."""
 
 
+Operation = Callable[[Tensor, Tensor | slice], None]
+"""Changes images in place, told which rows of the parameters are theirs."""
+
+
 def rand_stages(
     draws: Float64[Tensor, f"batch {RAND_DRAWS}"],
-) -> list[tuple[Int64[Tensor, " batch"], list[Callable[[Tensor, Tensor | slice], None]]]]:
+) -> list[tuple[Int64[Tensor, " batch"], list[Operation]]]:
     """For each layer, the number of each sample's operation, and the operations."""
-    stages = []
+    stages: list[tuple[Tensor, list[Operation]]] = []
     for which, whether, magnitude, sign in draws.T.unflatten(0, (LAYERS, 4)):
         choice = torch.where(whether < 0.5, (which * len(OPERATIONS)).long(), len(OPERATIONS))
         noise = math.sqrt(2) * torch.erfinv((2 * magnitude - 1).clamp(-1 + 1e-12, 1 - 1e-12))

@@ -91,6 +91,6 @@ class ShardLoader:
                     crops = [send(kind, self.device) for kind in crops]
                 made: Sequence[Tensor] = self._maker.colour(crops, numbers, epoch)
             else:
-                made = make_own_views(images, numbers, self._pipelines, *options)
+                made = tuple(make_own_views(images, numbers, self._pipelines, *options))
             views = [send(view, self.device) for view in made]
         return batch_of(views, torch.tensor(labels), numbers)

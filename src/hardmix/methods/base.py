@@ -24,7 +24,7 @@ from hardmix.mixing.queue import MemoryQueue
 from hardmix.runtime.device import Compute
 from hardmix.runtime.distributed import agree_on_max, data_parallel, share_state
 from hardmix.settings.config import PretrainConfig
-from hardmix.settings.methods import MethodOptions
+from hardmix.settings.method_options import MethodOptions
 
 
 class TrainingPosition(NamedTuple):

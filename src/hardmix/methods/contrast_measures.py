@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -40,6 +40,8 @@ class ContrastOutcome(StepOutcome):
     """Labels of the negatives; a copy, as those of the oldest keys are overwritten by then."""
     own: Bool[Tensor, "batch K"] | None = None
     """Columns that are no negatives at all but the query's own image, if there are any."""
+    extra: dict[str, Tensor] = field(default_factory=dict)
+    """Further terms of the loss, detached, by their names in metrics.jsonl."""
 
     @property
     def measured(self) -> Contrast:
@@ -76,7 +78,7 @@ def describe_contrast(outcomes: Sequence[StepOutcome], config: PretrainConfig) -
         of_labels["synthetic_one_false"] = parents.pairs_at_least_one
         of_labels["synthetic_both_false"] = parents.pairs_both
         of_labels["synthetic_query_false"] = parents.with_query
-    numbers = read_together(described | of_labels)
+    numbers = read_together(described | of_labels | last.extra)
     if not numbers.pop("labelled"):
         numbers = {name: each for name, each in numbers.items() if name not in of_labels}
     return numbers

@@ -24,7 +24,8 @@ def synchronise_batch_norm(module: nn.Module, device: torch.device) -> nn.Module
     if world_size() == 1:
         return module
     if device.type == "cuda":
-        return nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        return converted
     for layer in module.modules():
         if isinstance(layer, _BatchNorm):
             layer.forward = partial(_normalise_together, layer)  # type: ignore[method-assign]

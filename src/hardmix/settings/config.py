@@ -9,7 +9,8 @@ from typing import Literal
 from hardmix.errors import InputError
 from hardmix.settings.bounds import check_above, check_at_least, check_between, nearest_first
 from hardmix.settings.facts import setting
-from hardmix.settings.methods import METHOD_FACTS, MethodName, MethodOptions
+from hardmix.settings.method_options import MethodOptions
+from hardmix.settings.methods import METHOD_FACTS, MethodName
 from hardmix.settings.named_choices import (
     TRUNK_LR,
     Augmentation,
@@ -90,8 +91,9 @@ class ModelConfig:
 
     backbone: str = setting("resnet50", label="{}")
     """A torchvision ResNet (resnet18 ... wide_resnet101_2), the same with '-cifar' for 32-pixel
-    images, 'small' (made for CPUs), 'resnet18-narrow' (a quarter as wide), 'timm:NAME' with
-    options as in 'timm:NAME?img_size=96', or your own function, 'mypackage:make_net'."""
+    images, 'small' (made for CPUs), 'resnet18-narrow' (a quarter as wide), 'lab-small',
+    'lab-resnet50' and others in two halves for CMC, 'timm:NAME' with options as in
+    'timm:NAME?img_size=96', or your own function, 'mypackage:make_net'."""
     init: str | None = setting(None, later=True, label="from {}", name="initial weights")
     """Weights to start from instead of random ones: a file (torchvision, timm, official MoCo, the
     authors' MoCHi), a run's folder, or 'timm' or 'torchvision' for the backbone's own pre-trained
@@ -256,7 +258,16 @@ class PretrainConfig:
             known = ", ".join(nearest_first(self.method, METHOD_FACTS))
             raise InputError(f"there is no method {self.method!r}: choose one of {known}.")
         self._check_options()
-        if self.uses("mix.num_hardest") and self.mix.num_hardest > self.train.queue_size:
+        self._check_method()
+        in_batch = self.mixes and not self.uses("train.queue_size")
+        if in_batch and self.mix.num_hardest > 2 * self.train.batch_size - 2:
+            raise InputError(
+                f"mix.num_hardest={self.mix.num_hardest} exceeds the"
+                f" {2 * self.train.batch_size - 2} other views of a batch"
+                f" (train.batch_size={self.train.batch_size}): lower mix.num_hardest or raise"
+                " train.batch_size."
+            )
+        if not in_batch and self.mixes and self.mix.num_hardest > self.train.queue_size:
             raise InputError(
                 f"mix.num_hardest={self.mix.num_hardest} exceeds"
                 f" train.queue_size={self.train.queue_size}: MoCHi ranks only entries held in the"
@@ -275,11 +286,39 @@ class PretrainConfig:
         return METHOD_FACTS[self.method].uses(setting)
 
     @property
+    def mixes(self) -> bool:
+        """Whether hard negatives are mixed: always in MoCHi, in others if points are asked for."""
+        points = self.mix.num_pairs + self.mix.num_with_query
+        return self.uses("mix.num_pairs") and (self.method == "mochi" or points > 0)
+
+    @property
     def trunk_lr(self) -> float:
         """Factor on optimizer.lr for the trunk; below 1 for pre-trained weights."""
         if self.optimizer.trunk_lr is not None:
             return self.optimizer.trunk_lr
         return TRUNK_LR if self.model.init is not None else 1.0
+
+    def _check_method(self) -> None:
+        """Raise InputError for shared settings that the method cannot have."""
+        facts = METHOD_FACTS[self.method]
+        if facts.no_mixing and self.mix.strategy == "own":
+            raise InputError(
+                f"a strategy was passed to method={self.method}: {facts.no_mixing}; omit it, or"
+                " choose another method."
+            )
+        if facts.whole_batch and self.train.accumulate > 1:
+            raise InputError(
+                f"train.accumulate={self.train.accumulate} with method={self.method}: its loss"
+                " compares all images of a batch with each other, which parts would not; set"
+                " train.accumulate to 1 and use more processes, or lower train.batch_size."
+            )
+        crossed = self.mix.num_with_query > 0 and self.mix.strategy != "mixed-with-key"
+        if self.method == "cmc" and self.mixes and crossed:
+            raise InputError(
+                f"mix.num_with_query={self.mix.num_with_query} with method=cmc would mix a query"
+                " with negatives of the other modality: set mix.num_with_query to 0, or"
+                " mix.strategy to mixed-with-key."
+            )
 
     def _check_options(self) -> None:
         kind = METHOD_FACTS[self.method].options

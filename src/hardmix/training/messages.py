@@ -36,8 +36,10 @@ def progress_text(line: dict[str, Any], config: PretrainConfig) -> str:
     """Return the progress on one line."""
     text = f"epoch {line['epoch'] + 1}/{config.train.last_epoch} loss {line['loss']:.3f}"
     if "proxy_accuracy" in line:
-        chance = math.log(1 + config.train.queue_size)
-        text += f" (chance {chance:.2f}) proxy {line['proxy_accuracy']:.0%}"
+        if config.method in ("moco-v1", "moco-v2", "mochi"):
+            text += f" (chance {math.log(1 + config.train.queue_size):.2f})"
+        text += f" proxy {line['proxy_accuracy']:.0%}"
+    if "queue_filled" in line:
         text += f" queue {line['queue_filled']:.0%}"
     return f"{text} {line['images_per_second']:.0f} images/s"
 
@@ -62,12 +64,14 @@ def describe_start(
         ["device", describe_device(compute.device, config.train.deterministic)],
     ]
     if config.uses("train.queue_size"):
+        negatives = "queue" if config.uses("train.queue_start") else "negatives"
+        numbers = f"{config.train.queue_size}, {config.train.temperature}"
+        rows.append([f"{negatives}, temperature", numbers])
+    if config.uses("model.head"):
+        rows.append(["head", f"{config.model.head}, {config.model.dim} dimensions"])
+    if config.uses("model.key_bn_splits"):
         groups = max(config.model.key_bn_splits, world_size())
-        rows += [
-            ["queue, temperature", f"{config.train.queue_size}, {config.train.temperature}"],
-            ["head", f"{config.model.head}, {config.model.dim} dimensions"],
-            ["key batch norm", f"{groups} groups, normalised separately"],
-        ]
+        rows.append(["key batch norm", f"{groups} groups, normalised separately"])
     rows.append(["folder", str(run.path)])
     table(f"hardmix pretrain {config.recipe}", ["setting", "value"], rows)
 

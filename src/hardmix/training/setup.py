@@ -137,15 +137,15 @@ def check_data(config: PretrainConfig, images: ImageSet | None) -> None:
             raise InputError(f"{why}: these images have no labels; use folders named by class.")
     if not config.uses("train.queue_size") or images is None:
         return
-    number = len(images)
-    if config.train.queue_size >= number - config.train.batch_size:
+    number, banked = len(images), not config.uses("train.queue_start")
+    if config.train.queue_size >= number - config.train.batch_size and not banked:
         warn(
             f"train.queue_size={config.train.queue_size} is close to or above the {number} images:"
             " queries will meet older keys of their own image; set train.exclude_same_image, or"
             " lower train.queue_size."
         )
     splits = config.model.key_bn_splits
-    if splits == 1 and world_size() == 1:
+    if splits == 1 and world_size() == 1 and config.uses("model.key_bn_splits"):
         warn(UNSPLIT_WARNING)
     if splits < world_size() and config.uses("model.key_bn_splits"):
         warn(

@@ -1,0 +1,73 @@
+"""PCL's clusters: k-means of all images, how concentrated each is, and the loss of prototypes."""
+
+import math
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+
+from hardmix.errors import InputError
+
+IMAGENET, CLUSTERS = 1_281_167, (25_000, 50_000, 100_000)
+"""Images of ImageNet-1k, and the published numbers of clusters for them."""
+
+
+def prototype_loss(
+    query: Float[Tensor, "batch dim"],
+    centres: Float[Tensor, "k dim"],
+    concentration: Float[Tensor, " k"],
+    own: Int[Tensor, " batch"],
+    columns: Int[Tensor, " r"],
+) -> Float[Tensor, ""]:
+    """Cross-entropy of each query's own prototype among it and those of `columns`."""
+    positive = (query * centres[own]).sum(dim=1) / concentration[own]
+    others = query @ centres[columns].T / concentration[columns]
+    others = others.masked_fill(own[:, None] == columns, -torch.inf)
+    logits = torch.cat([positive[:, None], others], dim=1)
+    return cross_entropy(logits, torch.zeros_like(own))
+
+
+def cluster(
+    features: Float[Tensor, "n dim"], number: int, seed: int, temperature: float
+) -> tuple[Float[Tensor, "k dim"], Float[Tensor, " k"], Int[Tensor, " n"]]:
+    """Return centres of unit length, concentrations with mean tau, and each image's cluster."""
+    try:
+        from sklearn.cluster import MiniBatchKMeans
+    except ModuleNotFoundError as error:
+        raise InputError(
+            "method=pcl needs scikit-learn for k-means: pip install 'hardmix[analysis]'."
+        ) from error
+    rows = features.numpy()
+    batch = max(1024, min(len(rows), 4 * number))
+    means = MiniBatchKMeans(number, batch_size=batch, n_init=1, random_state=seed).fit(rows)
+    own = torch.from_numpy(means.labels_.astype(np.int64))
+    centres = torch.from_numpy(means.cluster_centers_).float()
+    distance = (features - centres[own]).norm(dim=1)
+    return normalize(centres, dim=1), concentrations(distance, own, number, temperature), own
+
+
+def concentrations(
+    distance: Float[Tensor, " n"], own: Int[Tensor, " n"], number: int, temperature: float
+) -> Float[Tensor, " k"]:
+    """The paper's Eq. 12: phi of each cluster, in the authors' clipped and scaled form."""
+    size = torch.bincount(own, minlength=number).double()
+    total = torch.zeros(number, dtype=torch.float64).index_add_(0, own, distance.double())
+    phi = total / size.clamp(min=1) / torch.log(size + 10)
+    several = size > 1
+    largest = phi[several].max() if bool(several.any()) else phi.new_tensor(1.0)
+    phi = torch.where(several, phi, largest)
+    phi = phi.clamp(*(float(torch.quantile(phi, share)) for share in (0.1, 0.9)))
+    return (temperature * phi / phi.mean()).float()
+
+
+def cluster_numbers(chosen: tuple[int, ...], num_images: int) -> tuple[int, ...]:
+    """The numbers of clusters: as chosen, or the published ones in proportion to the images."""
+    scaled = tuple(max(2, math.ceil(each * num_images / IMAGENET)) for each in CLUSTERS)
+    if chosen and max(chosen) > num_images:
+        raise InputError(
+            f"pcl.clusters={chosen} exceeds the {num_images} images: lower it, or leave it unset"
+            f" for {scaled}."
+        )
+    return chosen or scaled
