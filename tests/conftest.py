@@ -36,6 +36,7 @@ SLOW = (
     "evaluation/test_evaluations_on_gpu.py",
     "evaluation/test_run_evaluations.py",
     "explore/test_explore_command.py",
+    "methods/test_every_method.py",
     "mixing/test_embedding_space.py",
     "mixing/test_loss.py",
     "report/test_explore_browser.py",

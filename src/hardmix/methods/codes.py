@@ -31,10 +31,11 @@ def sinkhorn(
     scores: Float[Tensor, "batch k"], epsilon: float, iterations: int
 ) -> Float[Tensor, "batch k"]:
     """The paper's Eq. 4 and 5: codes whose rows sum to 1 and whose columns sum to batch / k."""
-    codes = torch.exp((scores - scores.max()) / epsilon)
+    # A column's factor is lost in the first iteration: this one keeps exp within its range.
+    codes = scores.sub(scores.amax(dim=0)).div_(epsilon).exp_()
     for _ in range(iterations):
-        codes = codes / codes.sum(dim=0).clamp(min=1e-30)
-        codes = codes / codes.sum(dim=1, keepdim=True)
+        codes /= codes.sum(dim=0)
+        codes /= codes.sum(dim=1, keepdim=True).clamp_(min=1e-30)
     return codes
 
 
