@@ -57,25 +57,25 @@ def is_main() -> bool:
 
 
 def gather(
-    tensor: Shaped[Tensor, "rows ..."], *, with_gradient: bool = False
+    tensor: Shaped[Tensor, "rows ..."], with_gradient: bool = False
 ) -> Shaped[Tensor, "all_rows ..."]:
     """Return the rows of all ranks, in rank order: official MoCo's `concat_all_gather`.
 
-    Shapes must be equal on all ranks. With one process this returns the tensor itself; otherwise
-    the result has no gradient, unless `with_gradient`: each rank's rows then receive the sum of the
-    gradients of all ranks. If every rank's loss is the mean over its own rows, and
-    DistributedDataParallel averages the gradients, they are those of one process with all rows.
+    Shapes must be equal on all ranks. The result has no gradient, unless `with_gradient`: then a
+    row gets the sum of the gradients that all ranks have for it, and with losses and gradients
+    averaged over the ranks (DistributedDataParallel) the result is that of one process with the
+    whole batch. With one process this returns the tensor itself.
     """
     if world_size() == 1:
         return tensor
-    if with_gradient and torch.is_grad_enabled():
-        everyone: Tensor = _GatherWithGradient.apply(tensor)
-        return everyone
-    return _all_rows(tensor)
+    if with_gradient and torch.is_grad_enabled() and tensor.requires_grad:
+        gathered: Tensor = _GatherWithGradient.apply(tensor)
+        return gathered
+    with torch.no_grad():
+        return _everyone(tensor)
 
 
-@torch.no_grad()
-def _all_rows(tensor: Tensor) -> Tensor:
+def _everyone(tensor: Tensor) -> Tensor:
     tensor = tensor.contiguous()
     everyone = tensor.new_empty(world_size() * len(tensor), *tensor.shape[1:])
     torch.distributed.all_gather_into_tensor(everyone, tensor, group=group_for(tensor.device))
@@ -83,16 +83,18 @@ def _all_rows(tensor: Tensor) -> Tensor:
 
 
 class _GatherWithGradient(torch.autograd.Function):
+    """Gather forward, sum over the ranks backward."""
+
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
         ctx.rows = len(tensor)
-        return _all_rows(tensor)
+        return _everyone(tensor)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        # A sum over ranks of which each needs its own rows; gloo has no reduce_scatter.
-        total = add_up(gradients[0].detach().clone(memory_format=torch.contiguous_format))
-        return total[rank() * ctx.rows :][: ctx.rows]
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        total = add_up(gradient.contiguous().clone())
+        return total[rank() * ctx.rows : (rank() + 1) * ctx.rows]
 
 
 @torch.no_grad()
