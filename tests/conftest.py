@@ -47,6 +47,7 @@ SLOW = (
     "runtime/test_device.py",
     "runtime/test_profile.py",
     "sweep/test_claims.py",
+    "sweep/test_gpus.py",
     "sweep/test_own_grids.py",
     "sweep/test_sweep.py",
     "training/test_nan_guard.py",

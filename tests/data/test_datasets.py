@@ -569,11 +569,12 @@ def test_files_need_a_root(name):
         open_images(DataConfig(name=name, root="/none"))
 
 
-def test_shards_are_recognised_and_have_no_numbers():
-    config = DataConfig(root="a-{000..099}.tar")
-    assert data_name(config) == "shards"
-    assert not has_test(config)
-    with pytest.raises(InputError, match="shards are a stream"):
+def test_shards_are_recognised_and_streams_have_no_numbers():
+    for root in ("a-{000..099}.tar", "pipe:cat a.tar", "a.tar.gz"):
+        config = DataConfig(root=root)
+        assert data_name(config) == "shards"
+        assert not has_test(config)
+    with pytest.raises(InputError, match="compressed archives are a stream"):
         open_images(config)
 
 

@@ -315,7 +315,7 @@ def test_settings_choose_the_loader(in_files, tmp_path):
     assert len(images) == COUNT
     assert len(list(islice(loader.epoch(0), 2))) == 2
     images, loader = open_loader(
-        DataConfig(name="shards", root="a.tar", num_images=8), TrainConfig(batch_size=4), CPU
+        DataConfig(name="shards", root="pipe:a.tar", num_images=8), TrainConfig(batch_size=4), CPU
     )
     assert images is None
     assert loader.steps_per_epoch == 2

@@ -33,7 +33,12 @@ from hardmix.evaluation.detection.detector_training import (
     train_until,
 )
 from hardmix.evaluation.detection.drawing import compare
-from hardmix.evaluation.detection.norms import SyncedBatchNorm2d, make_precise, synchronised
+from hardmix.evaluation.detection.norms import (
+    SyncedBatchNorm2d,
+    batch_norms,
+    make_precise,
+    synchronised,
+)
 from hardmix.evaluation.detection.roi_heads import Target
 from hardmix.evaluation.detection.samples import DetectionImage, FoundObjects
 from hardmix.evaluation.detection.testing import find_objects, score
@@ -313,6 +318,38 @@ def test_a_stopped_training_goes_on_to_the_same_bits(cells, tmp_path):
     assert resumed.folder.metrics() == whole.folder.metrics()
 
 
+def test_tests_and_the_last_checkpoint_have_precise_batch_norm(cells, tmp_path, monkeypatch):
+    config = tiny(test_every=2, save_every=4)
+    training = new_training(cells, tmp_path / "trial", config)
+    tested = []
+    monkeypatch.setattr(
+        detect, "test", lambda training, _: (tested.append(statistics_of(training)), [])
+    )
+    monkeypatch.setattr(detect, "_headline", str)
+    batches = Batches(training.data, config, 0, CPU)
+    detect.train(training, batches, open_voc(cells))
+    last = load_file(tmp_path / "trial" / "checkpoints" / "step-00000004.safetensors")
+    again = new_training(cells, tmp_path / "again", config)
+    again.step = 4
+    again.detector.load_state_dict(
+        {k.removeprefix("detector."): v for k, v in last.items() if k.startswith("detector.")}
+    )
+    saved = statistics_of(again)
+    for norm in batch_norms(again.detector):
+        norm.reset_running_stats()
+    precise_statistics(again, batches)
+    assert torch.equal(statistics_of(again), saved)  # they do not depend on what was there
+    batches.close()
+    assert len(tested) == 1  # at step 2; the last test follows
+    plain = new_training(cells, tmp_path / "plain", config)
+    steps(plain, 2)
+    assert not torch.allclose(tested[0], statistics_of(plain))
+
+
+def statistics_of(training: DetectorTraining) -> torch.Tensor:
+    return torch.cat([norm.running_mean for norm in batch_norms(training.detector)])
+
+
 def test_an_unreadable_training_image_is_named_once_and_replaced(cells, tmp_path, capfd):
     (cells / "JPEGImages" / "cell1.jpg").write_bytes(b"")
     training = new_training(cells, tmp_path / "trial", tiny())
@@ -361,7 +398,7 @@ def test_it_learns_a_few_images_of_coco_by_heart(shared, tmp_path):  # noqa: F81
         train_until(training, 120, batches, meter)
     precise_statistics(training, batches)
     found = find_objects(detector, data.images, 128, 0, FP32)
-    scores = score("coco", data, found, root)
+    scores = score("coco", data, found)
     assert scores["COCO box"]["ap50"] > 0.6
     assert scores["COCO mask"]["ap50"] > 0.4
 
@@ -509,7 +546,7 @@ def check_trial(number, cells=None, out=None):
     torch.manual_seed(number)  # what a process draws by itself must not matter
     trunk = very_narrow()
     trunk.load_state_dict(torch.load(f"{cells}/trunk.pt"))
-    result = detect.run_trial(Path(out) / "trial-0", 0, trunk, config, splits, Path(cells))
+    result = detect.run_trial(Path(out) / "trial-0", 0, trunk, config, splits)
     assert rank() == number
     torch.save(result["scores"], f"{out}/{number}.pt")
 
@@ -535,7 +572,7 @@ def test_two_processes_train_one_detector(cells, tmp_path):
     training = new_training(cells, out / "trial-0", tiny(precise_bn=0))
     restore(training)
     assert training.step == 4
-    alone, _ = detect.test(training, open_voc(cells), cells)
+    alone, _ = detect.test(training, open_voc(cells))
     assert alone == one
     assert len(list((out / "trial-0" / "checkpoints").glob("*.json"))) == 2
     assert (out / "trial-0" / "pictures" / "0.png").exists()

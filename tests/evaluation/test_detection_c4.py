@@ -43,13 +43,11 @@ class NarrowResNet50(ResNet):
         self.layer4 = self._make_layer(Bottleneck, 64, 3, stride=2)
 
 
-BEHIND_RELU = 1e-2
+BEHIND_RELU = 5e-3
 """Tolerance of the ResNet's gradient norms, those of the heads being 1e-5.
 
-A value within rounding of 0 changes sides of a ReLU from one CPU's kernels to another's, and its
-gradient with it. Here the recorded norms are met to 2.3e-3; changing all weights by 1e-7 of
-themselves moves ours by up to 5.8e-2 in float32, and changing them by 1e-10 in float64, where no
-value changes sides, by 1.4e-8.
+The recorded norms were made by the kernels of another CPU. detectron2 itself, run here, is 2.3e-3
+away from them, and in one process with our detector every gradient is equal to the bit.
 """
 
 

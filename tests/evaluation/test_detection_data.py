@@ -24,6 +24,7 @@ from hardmix.evaluation.detection.samples import (
     decode_mask,
     encode_mask,
     found_objects,
+    run_lengths,
 )
 from hardmix.evaluation.detection.transforms import (
     Geometry,
@@ -117,13 +118,34 @@ def test_test_images_without_objects_are_kept(plain):
 
 
 def test_invalid_boxes_are_dropped_and_named(plain):
-    bad = [(5, 5, 5, 5), (9, 3, 4, 8), (41, 1, 50, 9), ("nan", 1, 2, 3), (-9, 1, 0, 4)]
+    bad = [(5, 6, 5, 5), (9, 3, 4, 8), (41, 1, 50, 9), ("nan", 1, 2, 3), (-9, 1, 0, 4)]
     voc_image(plain, "a", thing("red", -3, 2, 99, 12), *(thing("red", *box) for box in bad))
     train = open_voc(plain).train
     assert train.images[0].boxes.tolist() == [[-4, 1, 99, 12]]  # partly outside: cut later
     assert len(train.dropped) == 5
-    assert train.dropped[0] == "a: red [5, 5, 5, 5] has no size"
+    assert train.dropped[0] == "a: red [5, 6, 5, 5] has no size"
     assert "outside the image of 40 x 30" in train.dropped[2]
+
+
+def test_a_box_of_one_pixel_is_a_box(plain):
+    voc_image(plain, "a", thing("red", 5, 7, 5, 7))
+    train = open_voc(plain).train
+    assert (train.images[0].boxes.tolist(), train.dropped) == ([[4, 6, 5, 7]], ())
+
+
+def test_test_objects_with_invalid_boxes_count_as_not_found(plain):
+    bad = thing("red", 9, 3, 4, 8)
+    voc_image(plain, "a", thing("red", 1, 1, 9, 9), bad)
+    voc_image(plain, "b", thing("red", 1, 1, 9, 9), bad, thing("red", 9, 3, 4, 8, difficult=1))
+    train, test = open_voc(plain)
+    assert len(train.images[0].unfindable) == 0
+    assert test.dropped == (
+        "b: red [9, 3, 4, 8] has no size; it counts as not found",
+        "b: red [9, 3, 4, 8] has no size",
+    )
+    (image,) = test.images
+    answer = FoundObjects(image.boxes.astype(np.float32), np.ones(1, np.float32), image.classes)
+    assert voc_ap(test.images, [answer], len(test.classes), "VOC12 area").ap == pytest.approx(0.5)
 
 
 def test_lists_without_test_or_trainval(plain):
@@ -214,8 +236,8 @@ def test_blood_cells(shared):
     train, test = open_voc(shared / "bccd" / "BCCD")
     assert train.classes == ("Platelets", "RBC", "WBC")
     assert (len(train.images), len(test.images)) == (292, 72)
-    assert sum(len(one.classes) for one in (*train.images, *test.images)) == 4888 - 2
-    assert len(train.dropped) + len(test.dropped) == 2
+    assert sum(len(one.classes) for one in (*train.images, *test.images)) == 4888
+    assert (train.dropped, test.dropped) == ((), ())  # two are one pixel wide
     answers = [
         FoundObjects(
             one.boxes.astype(np.float32), np.ones(len(one.classes), np.float32), one.classes
@@ -310,12 +332,57 @@ def test_invalid_objects_are_dropped_and_named(tmp_path):
         entry(4, mask=([1, 2, 3, 4],)),
         entry(5, image=77),
         entry(6, mask={"size": [3, 4], "counts": "abc"}),
+        entry(7, mask={"size": [30, 40], "counts": "zzz"}),  # breaks off
+        entry(8, mask={"size": [30, 40], "counts": [10, 20]}),  # not the whole image
+        entry(9, mask={"size": [30, 40], "counts": [-10, 1210]}),
+        entry(10, mask=([1, 2, 3, 4, 5, 1e9],)),  # rasterising it would fill the memory
+        entry(11, mask=(["a"] * 6,)),
+        entry(12, mask=([1, 2, 3, 4, 5, float("nan")],)),
+        {**entry(13), "segmentation": 5},
+        {**entry(14), "area": "large"},
+        {key: value for key, value in entry(15).items() if key != "segmentation"},
     ]
-    train = open_coco(coco_folder(tmp_path, [entry(1), *bad])).train
-    assert len(train.images[0].classes) == 1
-    assert [line.split(": ")[1] for line in train.dropped] == [
-        f"annotation {number}" for number in range(2, 7)
-    ]
+    for data in open_coco(coco_folder(tmp_path, [entry(1), *bad])):
+        assert len(data.images[0].classes) == 1
+        assert [line.split(": ")[1] for line in data.dropped] == [
+            f"annotation {number}" for number in range(2, 16)
+        ]
+
+
+@pytest.mark.usefixtures("_tools")
+def test_area_and_iscrowd_may_be_missing(tmp_path):
+    bare = {key: value for key, value in entry(1).items() if key not in ("area", "iscrowd")}
+    image = open_coco(coco_folder(tmp_path, [bare])).test.images[0]
+    assert (image.areas.tolist(), image.crowd.tolist()) == ([100], [False])
+
+
+@pytest.mark.usefixtures("_tools")
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.floats(0, 1),
+)
+def test_run_lengths_are_those_of_the_pixels(seed, height, width, share):
+    pixels = np.random.default_rng(seed).random((height, width)) < share
+    assert run_lengths(encode_mask(pixels).counts) == rle_counts(pixels)["counts"]
+
+
+@pytest.mark.usefixtures("_tools")
+@pytest.mark.parametrize("kind", ["box", "mask"])
+def test_skipped_test_objects_are_not_scored(tmp_path, kind):
+    """Also where pycocotools would stumble over them, after the training."""
+    bad = [{**entry(2), "segmentation": []}, {**entry(3, image=2), "segmentation": None}]
+    test = open_coco(coco_folder(tmp_path, [entry(1), *bad])).test
+    pixels = decode_mask(test.images[0].masks[0], 30, 40)
+    answer = found_objects(
+        torch.tensor([[4.0, 4, 14, 14]]),
+        torch.ones(1),
+        torch.zeros(1).long(),
+        torch.from_numpy(pixels[None]),
+    )
+    result = coco_ap(test, {1: answer}, kind)
+    assert (result.ap, result.ap50, result.ap75) == pytest.approx((1, 1, 1))
 
 
 @pytest.mark.usefixtures("_tools")
@@ -383,7 +450,7 @@ def test_the_truth_of_real_images_is_perfect(shared, kind):
             torch.from_numpy(one.classes[kept]),
             torch.from_numpy(np.stack(bitmaps)),
         )
-    result = coco_ap(file, answers, kind)
+    result = coco_ap(data, answers, kind)
     assert (result.ap, result.ap50, result.ap75) == pytest.approx((1, 1, 1))
 
 
@@ -492,6 +559,10 @@ def test_training_input(tmp_path):
         assert made.boxes.tolist() == ([[52, 8, 72, 28]] if flip else [[8, 8, 28, 28]])
         assert made.masks.sum() == 400
         assert made.masks[0, 10, 60 if flip else 10]
+    line = (np.array([[5.0, 5], [9, 5], [7, 5]]),)  # has no pixel
+    thin = sample(tmp_path / "a.png", boxes=boxes[:2], masks=(polygon, line))
+    made = training_input(thin, (60,), 0, 0, with_masks=True)
+    assert (made.classes.tolist(), made.masks[1].any().item()) == ([0, 1], False)
     without = training_input(one, (60,), 0, 0)
     assert without.masks is None
     assert without.classes.tolist() == [0, 2]

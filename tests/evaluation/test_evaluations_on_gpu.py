@@ -1,5 +1,7 @@
 """What evaluations do on a GPU, a pretended one: no waiting that could be spared."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,8 @@ from torchvision.models.resnet import Bottleneck
 from gpu_events import FP32, gpu
 from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import ViewLoader
-from hardmix.evaluation import linear
+from hardmix.evaluation import finetune, knn, probe
+from hardmix.evaluation.classifier_training import ClassifierTraining, train_epoch
 from hardmix.evaluation.detection.c4 import C4Detector
 from hardmix.evaluation.detection.detector_training import (
     DetectorTraining,
@@ -18,12 +21,14 @@ from hardmix.evaluation.detection.detector_training import (
     train_until,
 )
 from hardmix.evaluation.detection.roi_heads import Target
+from hardmix.evaluation.detection.testing import find_in
 from hardmix.evaluation.features import extract
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import progress
 from hardmix.runtime.device import send
 from hardmix.settings.config import DataConfig
 from hardmix.settings.detection_options import SCHEDULES
+from hardmix.settings.evaluation_options import FinetuneConfig
 from pretended_gpu import GPU
 
 
@@ -54,11 +59,55 @@ def test_a_linear_classifier_is_trained_without_waiting():
         classifier = torch.nn.Linear(400, 5).to("cuda")
         optimizer = torch.optim.SGD(classifier.parameters(), lr=0.1, momentum=0.9)
         loader = ViewLoader(images, data, 16, 0, GPU, views=1)
-        linear.train_epoch(evaluated, classifier, optimizer, loader, 0, meter)
+        training = ClassifierTraining(classifier, optimizer, loader, Run("nowhere"))
+        train_epoch(evaluated, training, 0, meter)
         log.clear()
-        linear.train_epoch(evaluated, classifier, optimizer, loader, 1, meter)
+        train_epoch(evaluated, training, 1, meter)
         assert len(log.synchronisations) == 1  # the mean loss of the epoch
         assert (log.blocking_copies, log.mixed_devices) == ([], [])
+
+
+@pytest.mark.parametrize("leave_one_out", [False, True])
+def test_nearest_neighbours_vote_without_waiting(leave_one_out, monkeypatch):
+    monkeypatch.setattr(knn, "CHUNK", 16)  # in four parts
+    features, labels = torch.randn(60, 8), torch.arange(60) % 5
+    expected = knn.knn_accuracy(
+        features, labels, features, labels, k=9, leave_one_out=leave_one_out
+    )
+    with gpu() as log:
+        there = features.to("cuda"), labels.to("cuda")
+        log.clear()
+        found = knn.knn_accuracy(*there, *there, k=9, leave_one_out=leave_one_out)
+        assert len(log.synchronisations) == 2  # the labels' range, the accuracy
+        assert (log.blocking_copies, log.mixed_devices) == ([], [])
+    assert found == pytest.approx(expected)
+
+
+def test_a_probe_on_features_waits_for_its_solver_alone():
+    features, labels = torch.randn(60, 8), torch.arange(60) % 5
+    with gpu() as log:
+        there = features.to("cuda"), labels.to("cuda")
+        log.clear()
+        probe.probe_accuracy(*there, *there, solver="sgd")
+        assert len(log.synchronisations) == 2  # the labels' range, the accuracy
+        assert [entry.what for entry in log.blocking_copies] == ["to", "to"]  # first weights
+        assert log.mixed_devices == []
+        log.clear()
+        probe.probe_accuracy(*there, *there, solver="lbfgs")  # its line search compares numbers
+        assert (len(log.blocking_copies), log.mixed_devices) == (2, [])
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_fine_tuning_never_waits_for_a_step():
+    data, images = DataConfig(image_size=12, workers=0, augmentation="plain"), images_of(64)
+    for epochs in (1, 3):
+        trunk = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten())
+        with gpu() as log:
+            parts = {"compute": FP32, "train": images, "data": data, "num_classes": 5}
+            options = FinetuneConfig(epochs=epochs, batch_size=16)
+            finetune.train(SimpleNamespace(**parts), trunk.to("cuda"), options)
+            assert (log.synchronisations, log.mixed_devices) == ([], [])
+            assert len(log.blocking_copies) == 4  # the network's, before its first step
 
 
 class Batches:
@@ -72,7 +121,7 @@ class Batches:
             yield [send(image, GPU)] * 2, [target] * 2
 
 
-MOST_READS = 12
+MOST_READS = 9
 """Of a detector's step, for each image: how many boxes match, are drawn, and survive NMS decides
 the sizes of what follows, as in detectron2."""
 
@@ -96,3 +145,24 @@ def test_a_detectors_step_reads_sizes_alone_and_copies_nothing_back(tmp_path):
         assert len(log.synchronisations) - 1 <= 2 * MOST_READS, log.by_place(log.synchronisations)
         assert log.blocking_copies == [], log.by_place(log.blocking_copies)
         assert log.mixed_devices == []
+
+
+MOST_READS_OF_A_DETECTION = 8
+"""How many boxes are large enough and survive NMS, in both stages, and then the results."""
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_detecting_reads_sizes_and_its_results_alone():
+    torch.manual_seed(0)
+    trunk = ResNet(Bottleneck, [1, 1, 1, 1], width_per_group=8)
+    picture = torch.randint(0, 256, (3, 96, 80), dtype=torch.uint8)
+    sample = SimpleNamespace(height=48, width=40)
+    with gpu() as log:
+        detector = build_detector(trunk, 2, SCHEDULES["voc", "short"], GPU).eval()
+        log.clear()
+        found = find_in(detector, SimpleNamespace(sample=sample, image=picture), FP32)
+        waits = len(log.synchronisations) + len(log.blocking_copies)
+        places = log.by_place(log.synchronisations), log.by_place(log.blocking_copies)
+        assert waits <= MOST_READS_OF_A_DETECTION, places
+        assert log.mixed_devices == []
+    assert found.boxes.shape[1] == 4

@@ -3,7 +3,10 @@
 import csv
 import dataclasses
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,13 +19,14 @@ from hardmix.commands import main as cli
 from hardmix.commands.argv import data_of_run
 from hardmix.data.imagenet100 import SYNSETS
 from hardmix.errors import InputError
-from hardmix.evaluation import finetune, linear
+from hardmix.evaluation import classifier_training, finetune, linear
 from hardmix.evaluation.evaluated_run import _num_classes, open_evaluated_run
 from hardmix.evaluation.finetune import balanced_subset
 from hardmix.models.backbones import build_backbone
 from hardmix.runs.folder import OWN_TRUNK, Run
 from hardmix.settings.config import DataConfig, ModelConfig, PretrainConfig, TrainConfig
-from hardmix.settings.evaluation_options import LINEAR_PRESETS, LinearOptions
+from hardmix.settings.evaluation_options import LINEAR_PRESETS, LinearConfig, LinearOptions
+from ranks import in_two_processes
 
 CONFIG = PretrainConfig(
     recipe="demo",
@@ -132,13 +136,13 @@ def test_linear_protocol_changes_its_rate_at_the_right_epochs_and_no_trunk(run, 
 def test_linear_trains_on_every_image_in_every_epoch(run, monkeypatch):
     sizes, losses = [], []
 
-    def note(logits, labels):
-        loss = torch.nn.functional.cross_entropy(logits, labels)
+    def note(logits, labels, reduction):
+        loss = torch.nn.functional.cross_entropy(logits, labels, reduction=reduction)
         sizes.append(len(labels))
-        losses.append(float(loss.detach()))
+        losses.append(float(loss.detach()) / len(labels))
         return loss
 
-    monkeypatch.setattr(linear, "cross_entropy", note)
+    monkeypatch.setattr(classifier_training, "cross_entropy", note)
     options = LinearOptions(preset="imagenet100", epochs=2, batch_size=100, lr=0.1, milestones=())
     found = linear.measure(run.path, options)
     assert sizes == [100, 100, 40] * 2  # official MoCo's loader drops none either
@@ -147,9 +151,9 @@ def test_linear_trains_on_every_image_in_every_epoch(run, monkeypatch):
 
 
 def test_linear_notices_a_trunk_that_changes(run, monkeypatch):
-    def spoil(evaluated, config, test):
+    def spoil(evaluated, config, test, _):
         next(evaluated.encoder.parameters()).data.add_(1e-7)
-        return [{"epoch": 0, "top1": 0.0, "top5": 0.0}]
+        return SimpleNamespace(curve=[{"epoch": 0, "top1": 0.0, "top5": 0.0}])
 
     monkeypatch.setattr(linear, "train_classifier", spoil)
     with pytest.raises(AssertionError, match="trunk changed"):
@@ -165,13 +169,65 @@ def test_presets_are_the_papers():
     assert LINEAR_PRESETS["official-moco"].batch_size == 256
 
 
-def test_a_classifier_trained_by_the_protocol_learns(run):
-    evaluated = open_evaluated_run(run.path)
-    config = linear.LinearConfig(epochs=8, batch_size=48, lr=1.0, milestones=(6,))
+LINEAR = LinearConfig(epochs=4, batch_size=48, lr=1.0, milestones=(3,))
+"""240 images: the last batch is whole."""
+
+
+def trained_classifier(path, config=LINEAR, stop=None):
+    """Train one, or stop it after an epoch."""
+    evaluated = open_evaluated_run(path)
     test = evaluated.features(evaluated.encoder, evaluated.test, "test")
-    curve = linear.train_classifier(evaluated, config, test)
-    assert curve[-1]["loss"] < curve[0]["loss"]
-    assert curve == linear.train_classifier(evaluated, config, test)
+    with pytest.MonkeyPatch.context() as patched:
+        if stop is not None:
+            save = classifier_training.save
+
+            def killed(training):
+                save(training)
+                if len(training.curve) == stop:
+                    raise KeyboardInterrupt
+
+            patched.setattr(classifier_training, "save", killed)
+        return classifier_training.train_classifier(evaluated, config, test, "trunk")
+
+
+def test_a_classifier_trained_by_the_protocol_learns_and_resumes_to_the_same_bits(run, capfd):
+    whole = trained_classifier(run.path)
+    assert whole.curve[-1]["loss"] < whole.curve[0]["loss"]
+    classifier_training.forget_epochs(whole)
+    assert not (run.path / "linear").exists()
+    with pytest.raises(KeyboardInterrupt):
+        trained_classifier(run.path, stop=2)
+    capfd.readouterr()
+    resumed = trained_classifier(run.path)
+    assert "Resuming the classifier after epoch 2" in capfd.readouterr().out
+    assert resumed.curve == whole.curve
+    assert torch.equal(resumed.classifier.weight, whole.classifier.weight)
+    # Of other settings nothing is resumed.
+    other = trained_classifier(run.path, replace(LINEAR, lr=0.5))
+    assert other.folder.path != resumed.folder.path
+
+
+class _Classifier:
+    """Both processes train one classifier; of the last batch of 24, rank 1 has nothing."""
+
+    def __init__(self, path, out):
+        self.path, self.out = str(path), str(out)
+
+    def __call__(self, number):
+        training = trained_classifier(self.path, replace(LINEAR, batch_size=72))
+        torch.save((training.curve, training.classifier.state_dict()), f"{self.out}/{number}.pt")
+
+
+def test_two_processes_train_the_classifier_of_one(run, tmp_path):
+    in_two_processes(_Classifier(run.path, tmp_path))
+    (curve, weights), (_, others) = (torch.load(tmp_path / f"{number}.pt") for number in (0, 1))
+    shutil.rmtree(run.path / "linear")
+    alone = trained_classifier(run.path, replace(LINEAR, batch_size=72))
+    for name, tensor in alone.classifier.state_dict().items():
+        assert torch.equal(weights[name], others[name])
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-4, atol=1e-5)
+    for one, two in zip(alone.curve, curve, strict=True):
+        assert one["loss"] == pytest.approx(two["loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize("untrained", [False, True])

@@ -1,6 +1,5 @@
 """VOC's AP against the rules written out slowly, and COCO's against cases with a known answer."""
 
-import json
 import math
 
 import numpy as np
@@ -10,7 +9,12 @@ from hypothesis import strategies as st
 
 from hardmix import InputError
 from hardmix.evaluation.detection.coco_eval import CocoAP, coco_ap
-from hardmix.evaluation.detection.samples import DetectionImage, FoundObjects, encode_mask
+from hardmix.evaluation.detection.samples import (
+    DetectionImage,
+    DetectionSet,
+    FoundObjects,
+    encode_mask,
+)
 from hardmix.evaluation.detection.voc_eval import (
     THRESHOLDS,
     VocAP,
@@ -245,25 +249,21 @@ def test_useless_input_is_refused():
 
 # -- COCO
 
+COCO_BOXES = [[10, 10, 30, 30], [40, 20, 80, 60]]
+
 
 @pytest.fixture
-def coco_file(tmp_path):
+def coco_set():
     pytest.importorskip("pycocotools", reason="pip install 'hardmix[detection]'")
-    content = {
-        "images": [{"id": 7, "file_name": "a.jpg", "height": 80, "width": 90}, {"id": 9}],
-        "categories": [{"id": 30, "name": "dog"}, {"id": 4, "name": "cat"}],
-        "annotations": [
-            {"id": 1, "image_id": 7, "category_id": 4, "iscrowd": 0, "bbox": [10, 10, 20, 20]},
-            {"id": 2, "image_id": 7, "category_id": 30, "iscrowd": 0, "bbox": [40, 20, 40, 40]},
-        ],
-    }
-    for entry in content["annotations"]:
-        x, y, wide, high = entry["bbox"]
-        entry["area"] = wide * high
-        entry["segmentation"] = [[x, y, x + wide, y, x + wide, y + high, x, y + high]]
-    file = tmp_path / "instances.json"
-    file.write_text(json.dumps(content))
-    return file
+    polygons = tuple(
+        (np.array([[x, y], [X, y], [X, Y], [x, Y]], float),) for x, y, X, Y in COCO_BOXES
+    )
+    none, boxes = np.zeros(2, dtype=bool), np.array(COCO_BOXES, dtype=float)
+    image = DetectionImage(7, "a.jpg", 80, 90, boxes, np.arange(2), none, none, polygons)
+    empty = DetectionImage(
+        9, "b.jpg", 80, 90, boxes[:0], np.arange(0), none[:0], none[:0], masks=()
+    )
+    return DetectionSet((image, empty), ("cat", "dog"), ())
 
 
 def square(x1, y1, x2, y2):
@@ -272,13 +272,10 @@ def square(x1, y1, x2, y2):
     return encode_mask(pixels)
 
 
-COCO_BOXES = [[10, 10, 30, 30], [40, 20, 80, 60]]
-
-
 @pytest.mark.parametrize("kind", ["box", "mask"])
-def test_coco_ap_of_the_truth_is_one(coco_file, kind, capsys):
+def test_coco_ap_of_the_truth_is_one(coco_set, kind, capsys):
     masks = tuple(square(*box) for box in COCO_BOXES)
-    result = coco_ap(coco_file, {7: found(COCO_BOXES, [0.9, 0.8], [0, 1], masks)}, kind)
+    result = coco_ap(coco_set, {7: found(COCO_BOXES, [0.9, 0.8], [0, 1], masks)}, kind)
     assert (result.ap, result.ap50, result.ap75) == pytest.approx((1, 1, 1))
     assert (result.small, result.medium) == pytest.approx((1, 1))
     assert math.isnan(result.large)
@@ -286,23 +283,23 @@ def test_coco_ap_of_the_truth_is_one(coco_file, kind, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_boxes_and_masks_are_judged_apart(coco_file):
+def test_boxes_and_masks_are_judged_apart(coco_set):
     masks = (square(10, 10, 30, 18), square(40, 20, 80, 60))  # the first covers less than half
     answer = {7: found(COCO_BOXES, [0.9, 0.8], [0, 1], masks)}
-    assert coco_ap(coco_file, answer, "box").ap == pytest.approx(1)
-    assert coco_ap(coco_file, answer, "mask").ap == pytest.approx(0.5)
+    assert coco_ap(coco_set, answer, "box").ap == pytest.approx(1)
+    assert coco_ap(coco_set, answer, "mask").ap == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("answer", [{}, {7: found()}, {9: found()}])
-def test_coco_ap_of_nothing_is_zero(coco_file, answer):
-    assert coco_ap(coco_file, answer, "box").ap == 0
+def test_coco_ap_of_nothing_is_zero(coco_set, answer):
+    assert coco_ap(coco_set, answer, "box").ap == 0
 
 
-def test_coco_refuses_foreign_images_and_missing_masks(coco_file):
-    with pytest.raises(InputError, match=r"first: id 8.* are not in"):
-        coco_ap(coco_file, {8: found()}, "box")
+def test_coco_refuses_foreign_images_and_missing_masks(coco_set):
+    with pytest.raises(InputError, match=r"first: id 8.* are not among"):
+        coco_ap(coco_set, {8: found()}, "box")
     with pytest.raises(InputError, match="have no masks"):
-        coco_ap(coco_file, {7: found([BOX], [1], [0])}, "mask")
+        coco_ap(coco_set, {7: found([BOX], [1], [0])}, "mask")
 
 
 def test_the_two_metrics_are_two_types():

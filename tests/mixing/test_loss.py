@@ -92,6 +92,27 @@ def test_an_empty_start_contrasts_with_the_filled_slots_only():
     assert torch.allclose(loss(query, key, memory, mix=False), few)
 
 
+@pytest.mark.parametrize("start", ["random", "empty"])
+@pytest.mark.parametrize("number", [2, 15, 60, 100])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_queue_that_is_not_full_is_a_shorter_queue(start, number, masked, monkeypatch):
+    query, key = torch.randn(7, 16, requires_grad=True), torch.randn(7, 16)
+    memory = MemoryQueue(100, 16, start=start)
+    memory.enqueue(torch.randn(number, 16))
+    exclude = torch.rand(7, 100) < 0.5 if masked else None
+
+    def found() -> list[torch.Tensor]:
+        options = {"exclude": exclude, "generator": seeded()}
+        outcome, plan = MochiLoss(**SMALL).contrast(query, key, memory, **options)
+        made = plan.base >= 0
+        parts = plan.base, plan.share.where(made, 0), plan.partner.where(made, 0)
+        return [outcome.loss, outcome.real, *torch.autograd.grad(outcome.loss, query), *parts]
+
+    by_slots = found()
+    monkeypatch.setattr(MochiLoss, "_mixes_slots", lambda *_: False)  # by a mask
+    torch.testing.assert_close(by_slots, found(), rtol=1e-5, atol=1e-6)
+
+
 def test_the_class_oracle_neither_contrasts_nor_mixes_the_querys_class():
     memory, labels = filled(), torch.arange(6) % 5
     exclude = memory.same_class(labels)

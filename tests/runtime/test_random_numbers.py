@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from hardmix.runtime.random_numbers import (
+    RowDraws,
     RowsGenerator,
     permutation,
     seed_of,
@@ -140,3 +141,14 @@ def test_rows_take_nine_launches_on_a_device_and_no_waiting():
         assert len(log.launches) == 9
         assert not log.blocking_copies
         assert not log.synchronisations
+
+
+def test_draws_for_a_graph_are_the_generators():
+    generator = RowsGenerator()
+    generator.manual_seed(seed_of("mixing", 3))
+    generator.part = 2
+    draws = RowDraws(seed_of("mixing", 3), part=2)
+    for dtype in (torch.float32, torch.float64):
+        expected = generator.uniform_rows(4, 5, dtype, "cpu")
+        assert torch.equal(draws.uniform_rows(4, 5, dtype, "cpu"), expected)
+    assert torch.equal(uniform_rows(torch.tensor(5), 8, 4, 7), uniform_rows(5, 8, 4, 7))

@@ -5,8 +5,10 @@ import io
 import json
 import shutil
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from PIL import Image
 
 from hardmix.commands import main as cli
 from hardmix.errors import InputError
@@ -15,7 +17,7 @@ from hardmix.runs.folder import Run
 from hardmix.settings.saved import to_json
 from hardmix.sweep import sweeping
 from hardmix.sweep.evaluating import MAKERS, PROTOCOLS
-from hardmix.sweep.grid_rows import baseline_of
+from hardmix.sweep.grid_rows import Evaluation, baseline_of
 from hardmix.sweep.measures import MEASURES
 from hardmix.sweep.own_grids import TREND_OVER, read_grid
 from hardmix.sweep.planning import SweepOptions, config_of, evaluations_of, make_plan
@@ -168,7 +170,7 @@ def test_options_of_the_papers_grids_are_refused(file, tmp_path):
 
 def test_every_evaluation_and_every_trend_that_a_file_may_ask_for_exists(tmp_path):
     path = tmp_path / "all.toml"
-    every = '["linear", "linear-cached", "knn", "embedding", "queue", "proxy", "voc", "coco"]'
+    every = json.dumps(get_args(Evaluation))
     path.write_text(
         f'recipe = "imagenet100"\nevaluations = {every}\n[[row]]\nid = "a"\nmethod = "mochi"\n'
     )
@@ -335,3 +337,21 @@ def test_a_tiny_grid_for_real(tmp_path):
     assert (knn["train"], knn["test"]) == (128, 128)
     # Both have seen the same: the config differs in nothing but the method.
     assert config_of(read_grid(str(path)).rows[1], options(path, out), 1).data.num_images == 256
+    # Evaluated later on other images: their result is added, the rest and the commit stay.
+    later = tmp_path / "later.toml"
+    later.write_text(path.read_text().replace('"knn", ', '"knn", "transfer", '))
+    assert run_command(str(later), "--out", str(out), *chosen) == 2  # --transfer-root is missing
+    file = next((out / "records").glob("*mochi*"))
+    file.write_text(
+        file.read_text().replace(f'"commit": {json.dumps(mochi["commit"])}', '"commit": "c"')
+    )
+    for number, colour in enumerate(["red", "blue"] * 10):
+        place = tmp_path / "other" / colour
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), colour).save(place / f"{number}.png")
+    other = ["--transfer-root", str(tmp_path / "other")]
+    assert run_command(str(later), "--out", str(out), *chosen, *other) == 0
+    added = json.loads(file.read_text())
+    assert added["commit"] == "c"
+    assert added["measures"].pop("transfer") == 100  # a random network tells red from blue
+    assert added["measures"] == mochi["measures"]

@@ -1,6 +1,6 @@
 """What training does on a GPU, a pretended one: no waiting, few launches.
 
-What the loss does there is counted in tests/mixing.
+The launches of the loss are counted in tests/mixing.
 """
 
 import pytest
@@ -16,10 +16,7 @@ from hardmix.training.state import settle
 from hardmix.training.step import take_step
 from ranks import tiny
 
-
-def ours(entries):
-    """But for what the loss does."""
-    return [entry for entry in entries if not entry.place.startswith("mixing/")]
+MOST_LAUNCHES_OF_A_LINE = 80
 
 
 def images_of(number):
@@ -52,8 +49,8 @@ def test_a_step_reads_one_number_of_the_step_before_and_waits_for_no_copy(method
         steps_of(training, batches, 2)
         log.clear()
         steps_of(training, batches, 1)
-        assert [entry.what for entry in ours(log.synchronisations)] == ["Event.synchronize"]
-        assert ours(log.blocking_copies) == []
+        assert [entry.what for entry in log.synchronisations] == ["Event.synchronize"]
+        assert log.blocking_copies == []
         assert log.mixed_devices == []
         assert training.outcomes == []  # a matrix of batch x K, kept where it is described
 
@@ -70,10 +67,11 @@ def test_batch_norm_and_key_encoder_are_remembered_in_two_calls(tmp_path):
         assert len(log.launches) == 2
 
 
-def test_a_log_line_reads_twice(tmp_path):
-    """The losses since the last line, and all measures together."""
+@pytest.mark.parametrize("oracle", [False, True])
+def test_a_log_line_waits_once_for_all_its_numbers(oracle, tmp_path):
+    """For all measures together; the losses since the last line were copied before them."""
     with gpu() as log:
-        training = prepared(tmp_path, log_every=2)
+        training = prepared(tmp_path, log_every=2, exclude_same_image=oracle)
         batches = training.loader.epoch(0)
         for _ in range(2):
             loss = take_step(training, next(batches), 0)
@@ -82,8 +80,9 @@ def test_a_log_line_reads_twice(tmp_path):
         settle(training)
         log.clear()
         line = loop.describe_steps(training, 0)
-        assert len(ours(log.synchronisations)) == 2
-        assert (ours(log.blocking_copies), log.mixed_devices) == ([], [])
+        assert [entry.what for entry in log.synchronisations] == ["tolist", "Event.synchronize"]
+        assert (log.blocking_copies, log.mixed_devices) == ([], [])
+        assert len(log.launches) <= MOST_LAUNCHES_OF_A_LINE, log.by_place(log.launches)
     assert {"proxy_accuracy", "false_negatives_top", "synthetic_both_false"} <= line.keys()
 
 

@@ -23,7 +23,7 @@ from hardmix.methods.base import Method
 from hardmix.mixing.plans import HardestNegatives, draw
 from hardmix.runtime import addresses, rendezvous
 from hardmix.runtime.device import choose_compute
-from hardmix.runtime.distributed import gather_uneven, one_process_only
+from hardmix.runtime.distributed import gather_uneven
 from hardmix.runtime.launch import Launch, first_host, launched
 from hardmix.runtime.random_numbers import RowsGenerator
 from hardmix.settings.config import DataConfig
@@ -126,8 +126,6 @@ def write_features_of_uneven_sets(folder):
         assert found.features[:, 0].argsort().tolist() == list(range(number))
     rank = torch.distributed.get_rank()
     assert gather_uneven(torch.full((2 * rank, 3), rank)).shape == (2, 3)
-    with pytest.raises(InputError, match="runs in one process"):
-        one_process_only("this")
 
 
 def test_features_are_shared_out_and_every_image_comes_once(tmp_path):

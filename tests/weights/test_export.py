@@ -5,6 +5,7 @@ import dataclasses
 import pickle
 import pickletools
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -442,6 +443,48 @@ def test_the_plug_in_is_python_and_registers_the_head_that_the_configs_name():
     assert [ast.unparse(each) for each in head.decorator_list] == ["ROI_HEADS_REGISTRY.register()"]
     assert [ast.unparse(each) for each in head.bases] == ["Res5ROIHeads"]
     assert "add_module('norm', get_norm(norm, channels))" in ast.unparse(head)
+
+
+def test_the_plug_in_evaluates_without_a_trainer(monkeypatch):
+    """A trainer opens the training data, which --eval-only must not need."""
+    calls = []
+
+    class Base:
+        """Stands for detectron2's classes and functions."""
+
+        def __init__(self, *_, **__):
+            calls.append(type(self).__name__)
+
+        build_model = test = classmethod(lambda cls, *_: calls.append("static"))
+        resume_or_load = merge_from_file = merge_from_list = lambda *_, **__: None
+        freeze = register = lambda *_: lambda cls: cls
+        train = lambda self: calls.append("train")  # noqa: E731
+        OUTPUT_DIR = MODEL = property(lambda self: self)
+        WEIGHTS = None
+
+    names = {
+        "checkpoint": ["DetectionCheckpointer"],
+        "config": ["get_cfg"],
+        "data": ["MetadataCatalog"],
+        "engine": ["DefaultTrainer", "default_argument_parser", "default_setup", "launch"],
+        "evaluation": ["COCOEvaluator", "PascalVOCDetectionEvaluator"],
+        "layers": ["get_norm"],
+        "modeling.backbone.resnet": ["BasicBlock", "ResNet"],
+        "modeling.roi_heads": ["Res5ROIHeads"],
+    }
+    for module, classes in names.items():
+        made = {name: type(name, (Base,), {}) for name in classes}
+        monkeypatch.setitem(sys.modules, f"detectron2.{module}", SimpleNamespace(**made))
+    heads = sys.modules["detectron2.modeling.roi_heads"]
+    heads.ROI_HEADS_REGISTRY = Base()
+    space = {"__name__": "plug_in"}
+    exec(side_files("resnet50", "a.pth")[PLUG_IN_FILE].decode(), space)
+    for eval_only in (True, False):
+        calls.clear()
+        arguments = SimpleNamespace(config_file="c", opts=[], resume=False, eval_only=eval_only)
+        space["main"](arguments)
+        assert ("Trainer" in calls, "train" in calls) == (not eval_only, not eval_only)
+        assert ("DetectionCheckpointer" in calls, "static" in calls) == (eval_only, eval_only)
 
 
 def test_two_exports_to_one_folder_share_the_plug_in_but_no_other_file(tmp_path):

@@ -74,6 +74,12 @@ class Sweep:
         Help(help="tau of MoCo-v2 and MoCHi, 0.2 in the paper; small scales only."),
     ] = None
     device: Annotated[str, Help(help="auto, cpu, cuda or cuda:N.")] = "auto"
+    gpus_per_run: Annotated[
+        int, Help(help="GPUs for each run; with several, torchrun trains it.")
+    ] = 1
+    transfer_root: Annotated[
+        str | None, Help(help="Images of another data set, for the evaluation transfer.")
+    ] = None
     voc_root: Annotated[Path | None, Help(help="Folder of VOC, for table2.")] = None
     coco_root: Annotated[Path | None, Help(help="Folder of COCO, for table3.")] = None
     coco_schedule: Annotated[

@@ -1,10 +1,10 @@
 """A name or a folder in, images with labels (or none) out.
 
-Small sets are held in memory, others as a list of files that are decoded when asked for. WebDataset
-archives can only be streamed: shards.py reads them.
+Small sets are held in memory, others as a list of files that are decoded when asked for; so are
+WebDataset archives on a disk. Archives that arrive as a stream are read by shards.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from hardmix.data.listed_sets import (
     root_of,
 )
 from hardmix.data.shapes import CLASSES, cached_shapes
+from hardmix.data.shard_index import is_indexed, open_shard_set
 from hardmix.data.shards import is_shards
 from hardmix.errors import InputError
 from hardmix.settings.bounds import nearest_first
@@ -49,12 +50,14 @@ def open_images(config: DataConfig, split: Split = "train", seed: int = 0) -> Im
     return replace(images, cache=_cache_of(images, images.files, config), rows=None)
 
 
-def _cache_of(images: ImageSet, files: tuple[str, ...], config: DataConfig) -> ImageCache:
+def _cache_of(images: ImageSet, files: Sequence[str], config: DataConfig) -> ImageCache:
+    reduced = 2 * config.image_size if config.reduce else None
+    state = (images.state,) if images.state else ()
     return ImageCache(
         files,
         partial(_read_one, images.read, images.channels, images.max_pixels),
         images.channels,
-        (images.max_pixels, 2 * config.image_size if config.reduce else None),
+        (images.max_pixels, reduced, *state),
         config.cache,
         config.cache_gb * 1e9,
         config.workers,
@@ -83,7 +86,7 @@ def has_test(config: DataConfig) -> bool:
     if config.test is not None:
         return True
     match name := data_name(config):
-        case "shards" | "own":
+        case "own" | "shards":
             return False
         case "list":
             return lists_tests(root_of(config, name))
@@ -125,15 +128,22 @@ def _open(name: DataName, config: DataConfig, split: Split, seed: int) -> ImageS
         case "list":
             return open_list(config, split)
         case "shards":
-            raise InputError(
-                f"data.root={config.root}: shards are a stream, but this needs random access;"
-                " pre-train on shards and evaluate on a folder."
-            )
+            return _open_shards(config)
         case "own":
             raise InputError(
                 "data.name=own means images that were passed by a program: pass them again,"
                 " as pretrain(..., images=...), or set data.root to a folder of others."
             )
+
+
+def _open_shards(config: DataConfig) -> ImageSet:
+    root = config.root or ""
+    if not is_indexed(root):
+        raise InputError(
+            f"data.root={root}: pipes, URLs and compressed archives are a stream, but this needs"
+            " random access; use .tar files on a disk, or a folder."
+        )
+    return open_shard_set(root, config)
 
 
 def _open_shapes(config: DataConfig, split: Split, seed: int) -> ImageSet:

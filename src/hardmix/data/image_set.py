@@ -1,6 +1,6 @@
 """Images by number: held in memory, or in files that are decoded when asked for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,6 +8,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from hardmix.data.cache import ImageCache
+from hardmix.data.file_names import FileNames
 from hardmix.data.image_files import MAX_PIXELS, printable, read_image
 from hardmix.errors import InputError
 from hardmix.runtime.random_numbers import seed_of
@@ -28,7 +29,7 @@ class ImageSet:
     """Names of the classes."""
     tensor: UInt8[Tensor, "n channels height width"] | None = None
     """The images, if they are held in memory."""
-    files: tuple[str, ...] | None = None
+    files: Sequence[str] | None = None
     """Paths of the images if they are on disk, or other names that `read` accepts."""
     channels: int = 3
     """Number of channels of every image."""
@@ -40,6 +41,12 @@ class ImageSet:
     """Decoded images of the set that these were selected from."""
     rows: Int[Tensor, " n"] | None = None
     """Numbers of these images in it; None: they are all of it, in order."""
+    state: str = ""
+    """What the pixels depend on besides files: when it changes, decoded images are invalid."""
+
+    def __post_init__(self) -> None:
+        if self.files is not None and not isinstance(self.files, FileNames):
+            object.__setattr__(self, "files", FileNames(self.files))
 
     def __len__(self) -> int:
         if self.tensor is not None:
@@ -90,7 +97,7 @@ class ImageSet:
             self,
             labels=None if self.labels is None else self.labels[indices],
             tensor=None if self.tensor is None else self.tensor[indices],
-            files=None if self.files is None else tuple(self.files[i] for i in indices.tolist()),
+            files=self.files.select(indices) if isinstance(self.files, FileNames) else None,
             rows=indices if self.rows is None else self.rows[indices],
         )
 

@@ -7,11 +7,13 @@ from typing import Literal
 
 import torch
 
+from hardmix.data.file_names import FileNames
 from hardmix.data.folders import Listing, list_folder, split_folder, subfolders
 from hardmix.data.image_files import printable, read_image
 from hardmix.data.image_lists import list_paths, name_of_tests, read_list
 from hardmix.data.image_set import UNKNOWN, ImageSet
 from hardmix.data.imagenet100 import SYNSETS
+from hardmix.data.shard_index import is_indexed, open_shard_set
 from hardmix.errors import InputError
 from hardmix.settings.config import DataConfig
 from hardmix.settings.named_choices import DataName
@@ -83,6 +85,9 @@ def lists_tests(root: Path) -> bool:
 def open_test(name: DataName, config: DataConfig) -> ImageSet:
     """The test images that data.test names, numbered by the classes of the training images."""
     test = Path(config.test or "").expanduser()
+    if name == "shards" and is_indexed(config.root or "") and is_indexed(str(test)):
+        classes = open_shard_set(config.root or "", config).classes or ()
+        return open_shard_set(str(test), config, len(classes))
     if name not in ("folder", "list"):
         raise InputError(
             f"data.test={printable(test)} with data.name={name}: only folders and lists of images"
@@ -131,7 +136,7 @@ def _from_listing(
         name,
         torch.tensor(labels) if found else None,
         tuple(printable(name) for name in classes) if found else None,
-        files=tuple(listing.files),
+        files=FileNames(listing.files),
         channels=config.channels,
         max_pixels=config.max_pixels,
         read=partial(read_image, reduce=2 * config.image_size) if config.reduce else read_image,

@@ -20,6 +20,7 @@ from hardmix.data.datasets import checked, data_name, open_images
 from hardmix.data.image_ops import normalise
 from hardmix.data.image_set import UNKNOWN, ImageSet
 from hardmix.data.own_views import Pipeline, choose_pipelines, make_own_views
+from hardmix.data.shard_index import is_indexed
 from hardmix.data.shard_loading import ShardLoader
 from hardmix.data.view_kinds import ViewKind, ViewMaker, check_own_pipelines, usual_views
 from hardmix.data.worker_reads import (
@@ -34,8 +35,12 @@ from hardmix.runtime.console import say
 from hardmix.runtime.device import send
 from hardmix.runtime.distributed import rank, world_size
 from hardmix.runtime.profile import timed, timed_beside, timed_each
-from hardmix.runtime.random_numbers import permutation
+from hardmix.runtime.random_numbers import permutation, seed_of
 from hardmix.settings.config import DataConfig, TrainConfig
+from hardmix.settings.named_choices import Shuffle
+
+BLOCK, TOGETHER = 1024, 16
+"""Images of a block, and blocks that are shuffled together, with data.shuffle=blocks."""
 
 
 def open_loader(
@@ -58,7 +63,7 @@ def open_loader(
     if pipelines is not None:
         check_own_pipelines(kinds)
     options = (data, train.batch_size, train.seed, device, rank(), world_size())
-    if own is None and data_name(data) == "shards":
+    if own is None and data_name(data) == "shards" and not is_indexed(data.root or ""):
         stream = ShardLoader(*options, views=kinds, parts=train.accumulate, pipelines=pipelines)
         return None, stream
     if own is None:
@@ -119,10 +124,12 @@ class ViewLoader:
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch, from `first_step` on."""
         self.prepare()
-        batches = permutation(self.seed, epoch, len(self.images)).split(self.batch_size)
+        order = epoch_order(self.seed, epoch, len(self.images), self.config.shuffle)
+        batches = order.split(self.batch_size)
         steps = [
             ids[self._rows[self._rows < len(ids)]]
             for ids in batches[first_step : self.steps_per_epoch]
+            if len(ids) > self._rows[0]  # of a last, smaller batch a rank may have nothing
         ]
         if self.images.tensor is None or self._pipelines is not None:
             yield from self._from_files(epoch, steps)
@@ -133,6 +140,11 @@ class ViewLoader:
             with timed("augment"):
                 views = self._sent(self._maker.make(pixels, ids, epoch))
             yield batch_of(views, labels_of(self.images, ids), ids)
+
+    def sizes(self, step: int) -> tuple[int, int]:
+        """Return the images of a step on this rank, and on all; with `keep_last` they vary."""
+        whole = min(self.batch_size, len(self.images) - step * self.batch_size)
+        return int((self._rows < whole).sum()), whole
 
     def _from_files(self, epoch: int, steps: list[Tensor]) -> Iterator[Batch]:
         if self._pool is None:
@@ -164,6 +176,24 @@ class ViewLoader:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+
+
+def epoch_order(seed: int, epoch: int, number: int, shuffle: Shuffle) -> Int64[Tensor, " images"]:
+    """Return the order of an epoch, a function of (seed, epoch).
+
+    In blocks, neighbours on the disk are read at about the same time: the blocks are shuffled, then
+    the images of each 16 of them.
+    """
+    if shuffle == "full":
+        return permutation(seed, epoch, number)
+    blocks = torch.arange(number).split(BLOCK)
+    chosen = permutation(seed_of("blocks", seed), epoch, len(blocks)).tolist()
+    windows = torch.cat([blocks[block] for block in chosen]).split(BLOCK * TOGETHER)
+    shuffled = (
+        window[permutation(seed_of("window", seed, place), epoch, len(window))]
+        for place, window in enumerate(windows)
+    )
+    return torch.cat(list(shuffled))
 
 
 def evaluation_batches(

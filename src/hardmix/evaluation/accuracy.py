@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hardmix.errors import InputError
+
 
 class Accuracy(NamedTuple):
     """Fractions of test images whose class is ranked first, or among the first five."""
@@ -20,7 +22,20 @@ def accuracy_of(scores: Float[Tensor, "test classes"], labels: Int[Tensor, " tes
     """Return the accuracy of class scores; with five classes or fewer, top-5 is 1."""
     ranked = scores.topk(min(5, scores.shape[1]), dim=1).indices
     right = ranked == labels.to(ranked.device).unsqueeze(1)
-    return Accuracy(float(right[:, 0].float().mean()), float(right.any(dim=1).float().mean()))
+    shares = torch.stack([right[:, 0].float().mean(), right.any(dim=1).float().mean()])
+    return Accuracy(*shares.tolist())  # together: each read waits for a GPU
+
+
+def count_classes(
+    train_labels: Int[Tensor, " train"], test_labels: Int[Tensor, " test"], needed_by: str
+) -> int:
+    """Return the number of classes; refuse labels that are unknown."""
+    lowest, highest = torch.stack(torch.aminmax(torch.cat([train_labels, test_labels]))).tolist()
+    if lowest < 0:
+        raise InputError(
+            f"labels contain -1 (unknown): {needed_by} needs the class of every image."
+        )
+    return int(highest) + 1
 
 
 def mean_and_deviation(values: list[float]) -> tuple[float, float]:

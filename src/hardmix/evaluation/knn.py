@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from hardmix.errors import InputError
-from hardmix.evaluation.accuracy import Accuracy, accuracy_of
+from hardmix.evaluation.accuracy import Accuracy, accuracy_of, count_classes
 from hardmix.evaluation.evaluated_run import baseline_trunk, open_evaluated_run
 from hardmix.settings.config import DataConfig
 from hardmix.settings.evaluation_options import KnnOptions
@@ -58,13 +58,11 @@ def knn_accuracy(
 
     With `leave_one_out`, the test images are the training images and none votes for itself.
     """
-    if bool((train_labels < 0).any()) or bool((test_labels < 0).any()):
-        raise InputError("labels contain -1 (unknown): k-NN needs the class of every image.")
+    classes = count_classes(train_labels, test_labels, "k-NN")
     if k < 1:
         raise InputError(f"k={k} must be at least 1: the number of neighbours that vote.")
     k = min(k, len(train_labels) - leave_one_out)
     train = normalize(train_features.float(), dim=1)
-    classes = int(max(train_labels.max(), test_labels.max())) + 1
     votes = torch.zeros(len(test_labels), classes, device=train.device)
     for start in range(0, len(test_labels), CHUNK):
         test = normalize(test_features[start : start + CHUNK].float(), dim=1)

@@ -1,8 +1,9 @@
 """`hardmix linear RUN`: accuracy of a linear classifier on the frozen trunk (Sec. 5, App. C.1).
 
 The paper's protocol trains it on random crops, with official MoCo's details: trunk in evaluation
-mode, weights from N(0, 0.01), SGD with momentum 0.9 and no weight decay. `cached` extracts features
-once instead and fits in seconds; results are labelled as this other protocol.
+mode, weights from N(0, 0.01), SGD with momentum 0.9 and no weight decay (classifier_training.py).
+`cached` extracts features once instead and fits in seconds; results are labelled as this other
+protocol.
 """
 
 import hashlib
@@ -10,18 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
-from hardmix.data.loading import ViewLoader
-from hardmix.errors import InputError
-from hardmix.evaluation.accuracy import Accuracy, accuracy_of, mean_and_deviation
-from hardmix.evaluation.evaluated_run import EvaluatedRun, open_evaluated_run, single_view
-from hardmix.evaluation.features import Features
-from hardmix.evaluation.probe import new_classifier, probe_accuracy
-from hardmix.runtime.console import Meter, progress, say
-from hardmix.runtime.distributed import one_process_only
+from hardmix.evaluation.accuracy import Accuracy, mean_and_deviation
+from hardmix.evaluation.classifier_training import forget_epochs, train_classifier
+from hardmix.evaluation.evaluated_run import EvaluatedRun, open_evaluated_run
+from hardmix.evaluation.probe import probe_accuracy
+from hardmix.runtime.console import say
 from hardmix.settings.config import DataConfig
 from hardmix.settings.evaluation_options import (
     LINEAR_PRESETS,
@@ -30,7 +26,6 @@ from hardmix.settings.evaluation_options import (
     LinearPreset,
     ProbeSolver,
 )
-from hardmix.settings.schedules import step
 
 SMALL = 100_000
 """With fewer training images than this, features are cached unless a preset is given."""
@@ -48,8 +43,10 @@ def measure(path: Path, options: LinearOptions, data: DataConfig | None = None) 
     return measure_on_crops(evaluated, options)
 
 
-def measure_cached(evaluated: EvaluatedRun, options: LinearOptions) -> dict[str, Any]:
-    """Fit a classifier per seed to cached features; writes RUN/results/linear-cached.json."""
+def measure_cached(
+    evaluated: EvaluatedRun, options: LinearOptions, name: str = "linear-cached"
+) -> dict[str, Any]:
+    """Fit a classifier per seed to cached features; writes RUN/results/NAME.json."""
     solver, seeds = options.solver, options.seeds
     arrays = evaluated.split_features(evaluated.encoder)
     found = [probe_accuracy(*arrays, solver=solver, seed=seed) for seed in range(seeds)]
@@ -65,7 +62,7 @@ def measure_cached(evaluated: EvaluatedRun, options: LinearOptions) -> dict[str,
     }
     say("This is not the paper's protocol, which trains on random crops and needs a preset.")
     rows = {f"{solver}, {seeds} seeds, ± {deviation:.4f}": Accuracy(top1, top5)}
-    return evaluated.conclude("linear-cached", result, "linear probe, cached features", rows)
+    return evaluated.conclude(name, result, "linear probe, cached features", rows)
 
 
 def cached_protocol(solver: ProbeSolver) -> str:
@@ -75,11 +72,11 @@ def cached_protocol(solver: ProbeSolver) -> str:
 
 def measure_on_crops(evaluated: EvaluatedRun, options: LinearOptions) -> dict[str, Any]:
     """Run the paper's protocol; writes RUN/results/linear.json, led by the last epoch."""
-    one_process_only("linear evaluation with a preset (cached can use several)")
     config, protocol = _protocol(evaluated, options)
     before = fingerprint(evaluated.encoder)
     test = evaluated.features(evaluated.encoder, evaluated.test, "test features")
-    curve = train_classifier(evaluated, config, test)
+    training = train_classifier(evaluated, config, test, before)
+    curve = training.curve
     unchanged = fingerprint(evaluated.encoder) == before
     assert unchanged, "the trunk changed under linear evaluation"
     best = max(curve, key=lambda line: line["top1"])
@@ -98,7 +95,9 @@ def measure_on_crops(evaluated: EvaluatedRun, options: LinearOptions) -> dict[st
         "after the last epoch": Accuracy(curve[-1]["top1"], curve[-1]["top5"]),
         f"best epoch ({best['epoch']})": Accuracy(best["top1"], best["top5"]),
     }
-    return evaluated.conclude("linear", result, f"linear evaluation, {protocol}", rows)
+    result = evaluated.conclude("linear", result, f"linear evaluation, {protocol}", rows)
+    forget_epochs(training)
+    return result
 
 
 def _protocol(evaluated: EvaluatedRun, options: LinearOptions) -> tuple[LinearConfig, str]:
@@ -110,59 +109,6 @@ def _protocol(evaluated: EvaluatedRun, options: LinearOptions) -> tuple[LinearCo
     changed = "".join(f", {name} {value}" for name, value in changes.items())
     config = replace(LINEAR_PRESETS[preset], seed=options.seed, **changes)
     return config, f"preset {preset}{changed}"
-
-
-def train_classifier(
-    evaluated: EvaluatedRun, config: LinearConfig, test: Features
-) -> list[dict[str, float]]:
-    """Train on random crops; test on centre crops after every epoch."""
-    if config.batch_size > len(evaluated.train):
-        raise InputError(
-            f"linear.batch_size={config.batch_size} exceeds the {len(evaluated.train)} training"
-            " images: lower linear.batch_size, or set linear.cached."
-        )
-    device = evaluated.compute.device
-    width = test.features.shape[1]
-    classifier = new_classifier(width, evaluated.num_classes, config.seed).to(device)
-    optimizer = torch.optim.SGD(classifier.parameters(), lr=config.lr, momentum=0.9)
-    data = single_view(evaluated.data, config.min_scale)
-    loader = ViewLoader(
-        evaluated.train, data, config.batch_size, config.seed, device, views=1, keep_last=True
-    )
-    curve = []
-    with progress("linear", config.epochs * loader.steps_per_epoch) as meter:
-        for epoch in range(config.epochs):
-            for group in optimizer.param_groups:
-                group["lr"] = config.lr * step(epoch, config.milestones)
-            loss = train_epoch(evaluated, classifier, optimizer, loader, epoch, meter)
-            with torch.no_grad():
-                accuracy = accuracy_of(classifier(test.features.to(device)), test.labels)
-            rate = optimizer.param_groups[0]["lr"]
-            curve.append({"epoch": epoch, "lr": rate, "loss": loss, **accuracy._asdict()})
-    loader.close()
-    return curve
-
-
-def train_epoch(
-    evaluated: EvaluatedRun,
-    classifier: nn.Linear,
-    optimizer: torch.optim.Optimizer,
-    loader: ViewLoader,
-    epoch: int,
-    meter: Meter,
-) -> float:
-    """Train for one epoch; returns the mean loss per image."""
-    total = torch.zeros((), device=evaluated.compute.device)
-    for number, batch in enumerate(loader.epoch(epoch), start=1):
-        with torch.no_grad(), evaluated.compute.autocast():
-            features = evaluated.encoder(batch.query.contiguous(memory_format=torch.channels_last))
-        loss = cross_entropy(classifier(features.float()), batch.labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        total += loss.detach() * len(batch.labels)
-        meter.advance(epoch * loader.steps_per_epoch + number, f"epoch {epoch + 1}")
-    return float(total) / len(loader.images)
 
 
 def fingerprint(module: nn.Module) -> str:

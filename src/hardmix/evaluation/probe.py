@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from hardmix.errors import InputError
-from hardmix.evaluation.accuracy import Accuracy, accuracy_of
+from hardmix.evaluation.accuracy import Accuracy, accuracy_of, count_classes
+from hardmix.runtime.device import send
 from hardmix.runtime.random_numbers import permutation
 from hardmix.settings.evaluation_options import ProbeSolver
 from hardmix.settings.schedules import cosine
@@ -34,13 +34,9 @@ def probe_accuracy(
     `penalty` times the sum of the squared weights is added to the loss. The problem is convex:
     L-BFGS reaches nearly the same classifier for every seed, SGD less so.
     """
-    if bool((train_labels < 0).any()) or bool((test_labels < 0).any()):
-        raise InputError(
-            "labels contain -1 (unknown): a linear probe needs the class of every image."
-        )
+    classes = count_classes(train_labels, test_labels, "a linear probe")
     mean, std = train_features.mean(dim=0), train_features.std(dim=0).clamp(min=1e-6)
     train, test = (train_features - mean) / std, (test_features - mean) / std
-    classes = int(max(train_labels.max(), test_labels.max())) + 1
     classifier = new_classifier(train.shape[1], classes, seed).to(train.device)
 
     def loss(rows: Tensor | slice) -> Tensor:
@@ -89,7 +85,8 @@ def _fit_sgd(classifier: nn.Linear, loss: LossOf, number: int, seed: int) -> Non
     for epoch in range(SGD_EPOCHS):
         for group in optimizer.param_groups:
             group["lr"] = SGD_RATE * cosine(epoch, SGD_EPOCHS)
-        for rows in permutation(seed, epoch, number).split(SGD_BATCH):
+        order = send(permutation(seed, epoch, number), classifier.weight.device)
+        for rows in order.split(SGD_BATCH):
             optimizer.zero_grad()
-            loss(rows.to(classifier.weight.device)).backward()
+            loss(rows).backward()
             optimizer.step()

@@ -38,8 +38,8 @@ class ImageBank(MemoryQueue):
     def __init__(self, config: PretrainConfig, materials: Materials, purpose: str = "bank") -> None:
         if materials.num_images is None:
             raise InputError(
-                f"method={config.method} stores an embedding of every image, but shards are a"
-                " stream without numbers: use a folder or a list of images."
+                f"method={config.method} stores an embedding of every image, but these shards are a"
+                " stream without numbers: use shards on a disk, a folder or a list of images."
             )
         seed = seed_of(purpose, config.train.seed)
         generator = torch.Generator().manual_seed(seed)
@@ -105,6 +105,7 @@ class BankMethod(Method):
                 exclude,
                 mix=mixing.started(at),
                 generator=mixing.generator(at, purpose),
+                normalised=True,
                 check=False,
             )
         new = query.detach()

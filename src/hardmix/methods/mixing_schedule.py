@@ -5,15 +5,13 @@ For every method that has negatives.
 
 from functools import partial
 
-import torch
-
 from hardmix.errors import InputError
 from hardmix.methods.base import TrainingPosition
 from hardmix.mixing.loss import MochiLoss
 from hardmix.mixing.plans import Strategy
 from hardmix.mixing.variants import STRATEGIES, plan_fixed_percentage, plan_softmax_sampled
 from hardmix.runtime.distributed import rank
-from hardmix.runtime.random_numbers import RowsGenerator, seed_of
+from hardmix.runtime.random_numbers import RowDraws, RowsGenerator, seed_of
 from hardmix.settings.config import MixConfig, PretrainConfig
 from hardmix.settings.schedules import decreasing, mixing_started
 
@@ -47,13 +45,16 @@ class MixingSchedule:
             return self.wanted and mixing_started(at.step, mix.warm_up_steps)
         return self.wanted and mixing_started(at.epoch, mix.warm_up_epochs)
 
-    def generator(self, at: TrainingPosition, purpose: int = 0) -> torch.Generator:
-        """Return a generator whose numbers do not depend on the number of processes.
+    def generator(self, at: TrainingPosition, purpose: int = 0) -> RowsGenerator | RowDraws:
+        """Return what draws a step's numbers: they do not depend on the number of processes.
 
-        `purpose` distinguishes the draws of several losses of one step.
+        A generator for an own strategy, which may ask PyTorch for numbers with it. `purpose`
+        distinguishes the draws of several losses of one step.
         """
-        generator = RowsGenerator()
         seed = seed_of("mixing", self.config.train.seed, at.step, at.part, purpose)
+        if self._own is None:
+            return RowDraws(seed, rank())
+        generator = RowsGenerator()
         generator.manual_seed(seed)
         generator.part = rank()
         return generator

@@ -21,7 +21,7 @@ from hardmix.methods.contrast_measures import ContrastOutcome, describe_contrast
 from hardmix.methods.mixing_schedule import MixingSchedule
 from hardmix.mixing.infonce import Contrast
 from hardmix.mixing.loss import MochiLoss
-from hardmix.mixing.plans import MixPlan
+from hardmix.mixing.plans import DrawsByRow, MixPlan
 from hardmix.mixing.queue import UNKNOWN, MemoryQueue
 from hardmix.models.encoders import QueryKeyPair, ShuffledImages, build_encoder, encode_keys
 from hardmix.runtime.distributed import gather_batch, world_size
@@ -184,7 +184,8 @@ class Moco(Method):
 
 
 def _contrast(
-    loss: MochiLoss, *embeddings: Any, mix: bool, generator: torch.Generator
+    loss: MochiLoss, *embeddings: Any, mix: bool, generator: torch.Generator | DrawsByRow
 ) -> tuple[Contrast, MixPlan | None]:
-    """The loss as a step calls it: what train.compile=all translates."""
-    return loss.contrast(*embeddings, mix=mix, generator=generator, check=False)
+    """The loss as a step calls it: what train.compile=all translates, into one graph."""
+    options: dict[str, Any] = {"mix": mix, "generator": generator}
+    return loss.contrast(*embeddings, **options, normalised=True, check=False)

@@ -65,8 +65,8 @@ class Pcl(Moco):
         self.options, images = cast("PclOptions", config.options), materials.num_images
         if images is None:
             raise InputError(
-                "method=pcl clusters all images before an epoch, but shards are a stream: use a"
-                " folder or a list of images."
+                "method=pcl clusters all images before an epoch, but these shards are a stream"
+                " without numbers: use shards on a disk, a folder or a list of images."
             )
         numbers = cluster_numbers(self.options.clusters, images)
         self.prototypes = nn.ModuleList(

@@ -70,18 +70,19 @@ class SimClr(Method):
             labels = gather(part.labels).repeat(2)
             own = own_views(len(first), len(everyone) // 2, first.device)
             exclude = own | equal_and_known(part.labels, labels) if self.config.oracle else own
-            loss, generator = self.mixing.loss(at.epoch), self.mixing.generator(at)
+            loss, mix = self.mixing.loss(at.epoch), self.mixing.started(at)
             (outcome, plan), (other, _) = (
                 loss.contrast(
                     query,
                     key,
                     everyone,
                     exclude,
-                    mix=self.mixing.started(at),
-                    generator=generator,
+                    mix=mix,
+                    generator=self.mixing.generator(at, purpose),
+                    normalised=True,
                     check=False,
                 )
-                for query, key in ((first, second), (second, first))
+                for purpose, (query, key) in enumerate([(first, second), (second, first)])
             )
         mean = (outcome.loss + other.loss) / 2
         return ContrastOutcome(

@@ -14,9 +14,7 @@ from torch.nn.functional import embedding_bag
 from hardmix.mixing.checks import check_once_differentiated
 from hardmix.mixing.plans import NO_POINT, QUERY, MixPlan
 from hardmix.mixing.ranking import joined, row_chunks, rows_of
-
-EXCLUDED = -1e30
-"""A logit that counts for nothing; not -inf, as all negatives of a query may be excluded."""
+from hardmix.mixing.unit_length import row_products
 
 
 class Wanted(NamedTuple):
@@ -24,7 +22,6 @@ class Wanted(NamedTuple):
 
     temperature: float
     through_query: bool
-    overwrite: bool
     every_point: bool
     """Whether the plan is known to have no place where no point could be made."""
     query_gradient: bool
@@ -96,41 +93,35 @@ def _evaluate(
     parts: list[Tensor | None],
 ) -> _Part:
     """Return all results for some of the queries."""
-    positive = (query * key).sum(dim=1)
-    logits = real.div_(wanted.temperature) if wanted.overwrite else real / wanted.temperature
-    if exclude is not None:
-        logits = logits.masked_fill(exclude, EXCLUDED)
-    among_real = logits.log_softmax(dim=1)
-    if exclude is None:
-        log_sum = logits[:, :1] - among_real[:, :1]
-    else:  # of one that is not excluded
-        log_sum = logits.amax(dim=1, keepdim=True) - among_real.amax(dim=1, keepdim=True)
+    positive = row_products(query, key)
     plan = MixPlan(*parts) if parts else None  # type: ignore[arg-type]
     points = None if plan is None else made_points(plan, query, key, negatives, wanted.every_point)
     synthetic = real[:, :0] if points is None else points.similarity
-    extra = torch.cat([positive.unsqueeze(1), _logits(synthetic, plan)], dim=1)
-    extra = extra / wanted.temperature
+    widths = [real.shape[1], 1, synthetic.shape[1]]
+    logits = torch.cat([real, positive, _logits(synthetic, plan)], dim=1).div_(wanted.temperature)
+    if exclude is not None:
+        logits[:, : widths[0]].masked_fill_(exclude, -torch.inf)
     if plan is not None and plan.weight is not None:
-        extra[:, 1:] += plan.weight.log()
-    log_probability = torch.cat([extra, log_sum], dim=1).log_softmax(dim=1)
-    probability = log_probability.exp()
-    to_key, of_real = probability[:, :1] - 1, probability[:, -1:]
-    real_probability = among_real.exp_()
+        logits[:, widths[0] + 1 :] += plan.weight.log()
+    logits = logits.log_softmax(dim=1)
+    per_query = -logits[:, widths[0]]
+    of_real, of_key, of_points = logits.exp_().split(widths, dim=1)
+    to_key = of_key - 1
     empty = real[:, :0]
     direction = empty
     if wanted.query_gradient:
-        direction = torch.mm(real_probability, negatives).mul_(of_real).addcmul_(to_key, key)
+        direction = torch.mm(of_real, negatives).addcmul_(to_key, key)
         if points is not None and plan is not None:
-            weight, own = _weights(points, plan, probability[:, 1:-1], wanted)
+            weight, own = _weights(points, plan, of_points, wanted)
             pull = torch.baddbmm(direction.unsqueeze(1), weight.unsqueeze(1), points.vectors)
             direction = pull.squeeze(1) if own is None else pull.squeeze(1) - own * query
     return _Part(
-        -log_probability[:, 0],
-        positive,
+        per_query,
+        positive.squeeze(1),
         synthetic,
         to_key,
         direction,
-        real_probability * of_real if wanted.negatives_gradient else empty,
+        of_real if wanted.negatives_gradient else empty,
     )
 
 

@@ -107,9 +107,9 @@ def false_parents(plan: MixPlan, false_negative: Bool[Tensor, "batch K"]) -> Fal
     base = false_negative.gather(1, plan.base.clamp(min=0))
     partner = false_negative.gather(1, plan.partner.clamp(min=0)) & pair
     return FalseParents(
-        pairs_at_least_one=_share((base | partner)[made & pair]),
-        pairs_both=_share((base & partner)[made & pair]),
-        with_query=_share(base[made & ~pair]),
+        pairs_at_least_one=_share(base | partner, made & pair),
+        pairs_both=_share(base & partner, made & pair),
+        with_query=_share(base, made & ~pair),
     )
 
 
@@ -125,5 +125,6 @@ def _shown(real: Tensor, exclude: Tensor | None) -> Tensor:
     return real if exclude is None else real.masked_fill(exclude, -torch.inf)
 
 
-def _share(mask: Tensor) -> Tensor:
-    return mask.float().mean()
+def _share(mask: Tensor, among: Tensor | None = None) -> Tensor:
+    """NaN among none; without selecting them, for which a GPU would be waited for."""
+    return mask.float().mean() if among is None else (mask & among).sum() / among.sum()

@@ -97,7 +97,6 @@ def contrast(
             wanted = Wanted(
                 temperature,
                 through_query,
-                overwrite,
                 every_point,
                 query.requires_grad,
                 negatives.requires_grad,

@@ -25,7 +25,7 @@ from hardmix.mixing.checks import (
     wants_check,
 )
 from hardmix.mixing.infonce import Contrast, contrast
-from hardmix.mixing.plans import Embeddings, MixPlan, Strategy
+from hardmix.mixing.plans import DrawsByRow, Embeddings, MixPlan, Strategy
 from hardmix.mixing.queue import MemoryQueue
 from hardmix.mixing.ranking import in_one_piece
 from hardmix.mixing.unit_length import unit_vectors
@@ -45,7 +45,7 @@ class _Sampling(NamedTuple):
 
     num_hardest: int
     mix: bool
-    generator: torch.Generator | None
+    generator: torch.Generator | DrawsByRow | None
     check: bool | None
 
 
@@ -101,7 +101,8 @@ class MochiLoss(nn.Module):
         exclude: Bool[Tensor, "batch K"] | None = None,
         *,
         mix: bool = True,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | DrawsByRow | None = None,
+        normalised: bool = False,
         check: bool | None = None,
     ) -> Float[Tensor, ""]:
         """Return the mean loss over the batch.
@@ -110,13 +111,14 @@ class MochiLoss(nn.Module):
         exclude: negatives to ignore, e.g. `memory.same_class(labels)` for the class oracle.
         mix: False for plain MoCo, as in the warm-up epochs (see `mixing_started`).
         generator: the random number generator; None uses PyTorch's default.
+        normalised: promise that query and key are of unit length already.
         check: whether to refuse vectors that are zero, NaN or infinite. None checks on a CPU only,
         as checking would synchronise a GPU. Unchecked, such vectors make the loss NaN.
         """
-        embeddings = _unit_embeddings(query, key, negatives, check)
-        exclude, not_mixed = _masks(query, negatives, exclude)
+        embeddings = _unit_embeddings(query, key, negatives, check, normalised)
+        takes_part = _who_takes_part(query, negatives, exclude, self._mixes_slots(negatives))
         draws = _Sampling(self.num_hardest, mix, generator, check)
-        return self._contrast(embeddings, exclude, not_mixed, draws, overwrite=True)[0].loss
+        return self._contrast(embeddings, takes_part, draws, overwrite=True)[0].loss
 
     def in_batch(
         self,
@@ -125,7 +127,7 @@ class MochiLoss(nn.Module):
         exclude: Bool[Tensor, "batch batch"] | None = None,
         *,
         mix: bool = True,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | DrawsByRow | None = None,
         check: bool | None = None,
     ) -> Float[Tensor, ""]:
         """Return the mean loss with the other samples' keys as negatives, as in SimCLR: no queue.
@@ -142,7 +144,8 @@ class MochiLoss(nn.Module):
         exclude = own if exclude is None else own | exclude
         embeddings = _unit_embeddings(query, key, key, check)
         draws = _Sampling(min(self.num_hardest, len(query)), mix, generator, check)
-        return self._contrast(embeddings, exclude, exclude, draws, overwrite=True)[0].loss
+        takes_part = _TakesPart(exclude, exclude)
+        return self._contrast(embeddings, takes_part, draws, overwrite=True)[0].loss
 
     def contrast(
         self,
@@ -152,46 +155,67 @@ class MochiLoss(nn.Module):
         exclude: Bool[Tensor, "batch K"] | None = None,
         *,
         mix: bool = True,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | DrawsByRow | None = None,
+        normalised: bool = False,
         check: bool | None = None,
     ) -> tuple[Contrast, MixPlan | None]:
         """Return the loss with the similarities behind it, and the plan, for the diagnostics."""
-        embeddings = _unit_embeddings(query, key, negatives, check)
-        exclude, not_mixed = _masks(query, negatives, exclude)
+        embeddings = _unit_embeddings(query, key, negatives, check, normalised)
+        takes_part = _who_takes_part(query, negatives, exclude, self._mixes_slots(negatives))
         draws = _Sampling(self.num_hardest, mix, generator, check)
-        return self._contrast(embeddings, exclude, not_mixed, draws, overwrite=False)
+        return self._contrast(embeddings, takes_part, draws, overwrite=False)
 
     def _contrast(
         self,
         embeddings: Embeddings,
-        exclude: Tensor | None,
-        not_mixed: Tensor | None,
+        takes_part: "_TakesPart",
         draws: "_Sampling",
         overwrite: bool,
     ) -> tuple[Contrast, MixPlan | None]:
         query, key, vectors = embeddings
+        exclude, not_mixed, in_loss, mixed = takes_part
         with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
             similarity, plan = query @ vectors.T, None
             if draws.mix and self.num_pairs + self.num_with_query > 0:
-                plan, dropped = self._plan(embeddings, similarity, not_mixed, draws)
+                some = embeddings._replace(negatives=vectors[:mixed])
+                if mixed is not None:
+                    draws = draws._replace(num_hardest=min(draws.num_hardest, mixed))
+                plan, dropped = self._plan(some, similarity[:, :mixed], not_mixed, draws)
                 exclude = _either(exclude, dropped)
         known = function_of(self.strategy)
         ours = known in OUR_FUNCTIONS
         outcome = contrast(
             query,
             key,
-            vectors,
+            vectors[:in_loss],
             plan,
             temperature=self.temperature,
             exclude=exclude,
-            similarity=similarity,
+            similarity=similarity[:, :in_loss],
             through_query=self.through_query,
             overwrite=overwrite,
             num_pairs=self.num_pairs if ours else None,
             every_point=ours and not_mixed is None and known is not plan_fixed_percentage,
             check=False,
         )
-        return outcome, plan
+        return (outcome if overwrite else outcome._replace(real=similarity)), plan
+
+    def _mixes_slots(self, negatives: Tensor | MemoryQueue) -> bool:
+        """Return whether a queue that is not full is simply a shorter one for this loss.
+
+        Not for others' strategies, which may count its slots; not where N means more than a limit,
+        or for a pair of one. In torch.compile every fill shall be one graph.
+        """
+        known = function_of(self.strategy)
+        return (
+            not torch.compiler.is_compiling()
+            and isinstance(negatives, MemoryQueue)
+            and known in OUR_FUNCTIONS
+            and known is not plan_fixed_percentage
+            and self.real_negatives == "keep"
+            and negatives.filled >= 2
+            and self.num_hardest <= len(negatives)
+        )
 
     def _plan(
         self,
@@ -210,7 +234,8 @@ class MochiLoss(nn.Module):
             num_pairs=self.num_pairs,
             num_with_query=self.num_with_query,
             exclude=not_mixed,
-            generator=draws.generator,
+            # By row without being a generator only for our strategies: others' may need one.
+            generator=draws.generator,  # type: ignore[arg-type]
             embeddings=embeddings,
         )
         if function_of(self.strategy) not in OUR_FUNCTIONS:
@@ -228,20 +253,45 @@ class MochiLoss(nn.Module):
         return f"MoCHi ({numbers}), temperature={self.temperature}"
 
 
-def _masks(
-    query: Tensor, negatives: Tensor | MemoryQueue, exclude: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the masks of negatives not in the loss and of those not mixed (unfilled slots too)."""
+class _TakesPart(NamedTuple):
+    """Which negatives are in the loss, and which are mixed: leading slots, less those of a mask."""
+
+    exclude: Tensor | None
+    not_mixed: Tensor | None
+    in_loss: int | None = None
+    """Number of leading slots; None for all."""
+    mixed: int | None = None
+
+
+def _who_takes_part(
+    query: Tensor, negatives: Tensor | MemoryQueue, exclude: Tensor | None, by_slots: bool
+) -> _TakesPart:
+    """Unfilled slots are not mixed, and not in the loss either with start="empty".
+
+    by_slots: leave them out by their number, which the host knows, else by a mask.
+    """
     check_mask(exclude, len(query), len(negatives))
-    unfilled = negatives.unfilled() if isinstance(negatives, MemoryQueue) else None
-    if unfilled is None or not isinstance(negatives, MemoryQueue):
-        return exclude, exclude
+    if not isinstance(negatives, MemoryQueue):
+        return _TakesPart(exclude, exclude)
+    if by_slots:
+        filled = negatives.filled
+        not_mixed = None if exclude is None else exclude[:, :filled]
+        if negatives.start == "empty":
+            return _TakesPart(not_mixed, not_mixed, filled, filled)
+        return _TakesPart(exclude, not_mixed, None, filled)
+    unfilled = negatives.unfilled()
+    if unfilled is None:
+        return _TakesPart(exclude, exclude)
     not_mixed = _either(exclude, unfilled.expand(len(query), -1))
-    return not_mixed if negatives.start == "empty" else exclude, not_mixed
+    return _TakesPart(not_mixed if negatives.start == "empty" else exclude, not_mixed)
 
 
 def _unit_embeddings(
-    query: Tensor, key: Tensor, negatives: Tensor | MemoryQueue, check: bool | None
+    query: Tensor,
+    key: Tensor,
+    negatives: Tensor | MemoryQueue,
+    check: bool | None,
+    normalised: bool = False,
 ) -> Embeddings:
     """Return all three at unit length in one dtype, float32 or better."""
     check_not_transformed()
@@ -249,8 +299,11 @@ def _unit_embeddings(
     check_shapes(query, key, vectors)
     dtype = torch.promote_types(torch.promote_types(query.dtype, vectors.dtype), torch.float32)
     with torch.autocast(query.device.type, enabled=False):
-        unit_query = unit_vectors("query", query, dtype, check)
-        unit_key = unit_vectors("key", key, dtype, check)
+        if normalised:
+            unit_query, unit_key = query.to(dtype), key.to(dtype)
+        else:
+            unit_query = unit_vectors("query", query, dtype, check)
+            unit_key = unit_vectors("key", key, dtype, check)
         if isinstance(negatives, MemoryQueue):
             vectors = vectors.to(dtype)
         else:

@@ -83,6 +83,19 @@ class Embeddings(NamedTuple):
 
 
 @runtime_checkable
+class DrawsByRow(Protocol):
+    """In place of a generator, or a generator itself: makes the numbers of each query.
+
+    `torch.compile` takes it into its graph, unless it is a torch.Generator.
+    """
+
+    def uniform_rows(
+        self, rows: int, columns: int, dtype: torch.dtype, device: torch.device
+    ) -> Float[Tensor, "rows columns"]:
+        """Return uniform numbers in [0, 1), different in every call."""
+
+
+@runtime_checkable
 class Strategy(Protocol):
     """The signature of a strategy: any such callable may be passed in place of a name."""
 
@@ -107,7 +120,7 @@ def plan_mochi(
     num_pairs: int,
     num_with_query: int,
     exclude: Bool[Tensor, "batch K"] | None = None,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | DrawsByRow | None = None,
     embeddings: Embeddings | None = None,
 ) -> MixPlan:
     """Return MoCHi's plan (Sec. 4): s pair points, then s' points mixed with the query.
@@ -148,7 +161,7 @@ def mix_pairs(
     hardest: HardestNegatives,
     num_pairs: int,
     dtype: torch.dtype = torch.float32,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | DrawsByRow | None = None,
 ) -> MixPlan:
     """Eq. 3: mix pairs of the hardest negatives, alpha ~ U(0, 1), for every query and point.
 
@@ -162,7 +175,7 @@ def mix_with_query(
     hardest: HardestNegatives,
     num_with_query: int,
     dtype: torch.dtype = torch.float32,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | DrawsByRow | None = None,
 ) -> MixPlan:
     """Sec. 4.2: mix the query into its hardest negatives, beta ~ U(0, 0.5)."""
     return mix(hardest, 0, num_with_query, dtype, generator)
@@ -173,30 +186,27 @@ def mix(
     num_pairs: int,
     num_with_query: int,
     dtype: torch.dtype = torch.float32,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | DrawsByRow | None = None,
 ) -> MixPlan:
     """Sec. 4: s pair points (Eq. 3), then s' points mixed with the query, in one draw."""
     check_counts(2, num_pairs, num_with_query)
     points = num_pairs + num_with_query
     # For each point its base, for each pair its partner, for each point the partner's share.
     uniform = uniform_numbers(hardest, 2 * points + num_pairs, dtype, generator)
-    base, partner, share = uniform.split([points, num_pairs, points], dim=1)
     count: int | Tensor = hardest.positions.shape[1]
     if not hardest.complete:
         count = hardest.count.unsqueeze(1)
-    base.mul_(below(count, dtype))
-    partner.mul_(below(count - 1, dtype))
+    # Below 1, a number times n rounds to one below n, in its own dtype.
+    uniform[:, :num_pairs].mul_(count - 1)
+    uniform[:, num_pairs : points + num_pairs].mul_(count)
     which = uniform[:, : points + num_pairs].long()
-    i, j = which[:, :num_pairs], which[:, points:]
-    j += j >= i  # one of the others: each as likely
-    if isinstance(count, Tensor):
-        # An allowed row, also where no point is made.
-        j.copy_(torch.minimum(j, (count - 1).clamp(min=0)))
+    of_base, of_partner = which[:, :num_pairs], which[:, points:]
+    # One of the others, each as likely; of less than two the second, which is NO_POINT.
+    of_base += of_base >= of_partner
     base, partner = hardest.positions.gather(1, which).split([points, num_pairs], dim=1)
-    if isinstance(count, Tensor):
-        base[:, :num_pairs].masked_fill_(count < 2, NO_POINT)
-        partner = partner.clamp(min=0)
-    share = share.clamp(min=torch.finfo(dtype).eps)
+    if isinstance(count, Tensor) and not in_one_piece(partner):
+        partner = partner.clamp(min=0)  # a row, also where no point is made; a device needs none
+    share = uniform[:, points + num_pairs :].clamp(min=torch.finfo(dtype).eps)
     share[:, num_pairs:].mul_(0.5)
     if num_with_query:
         pairs, partner = partner, torch.full_like(base, QUERY)
@@ -245,7 +255,7 @@ def uniform_numbers(
     hardest: HardestNegatives,
     columns: int,
     dtype: torch.dtype,
-    generator: torch.Generator | None,
+    generator: torch.Generator | DrawsByRow | None,
 ) -> Float[Tensor, "batch columns"]:
     """Uniform numbers in [0, 1) for every query, on the negatives' device.
 
@@ -255,7 +265,9 @@ def uniform_numbers(
     device, rows = hardest.positions.device, len(hardest.positions)
     if generator is None:
         return torch.rand(rows, columns, dtype=dtype, device=device)
-    # Generators cannot be compiled: the graph has two parts, around this call.
+    if not isinstance(generator, torch.Generator):
+        return generator.uniform_rows(rows, columns, dtype, device)
+    # A torch.Generator cannot be compiled: the graph has two parts, around this call.
     drawn: Tensor = torch.compiler.disable(_drawn_from)(generator, rows, columns, dtype, device)
     return drawn
 
@@ -269,32 +281,16 @@ def _drawn_from(
     return uniform.uniform_(generator=generator).to(device)
 
 
-@runtime_checkable
-class DrawsByRow(Protocol):
-    """A generator with its own method for the numbers of each query."""
-
-    def uniform_rows(
-        self, rows: int, columns: int, dtype: torch.dtype, device: torch.device
-    ) -> Float[Tensor, "rows columns"]:
-        """Return uniform numbers in [0, 1), different in every call."""
-
-
 def draw(
     hardest: HardestNegatives,
     num_points: int,
     num_each: int,
     dtype: torch.dtype,
-    generator: torch.Generator | None,
+    generator: torch.Generator | DrawsByRow | None,
 ) -> tuple[Float[Tensor, "batch S"], ...]:
     """Uniform numbers in [0, 1): `num_each` for every query and point, on the negatives' device."""
     uniform = uniform_numbers(hardest, num_each * num_points, dtype, generator)
     return torch.unbind(uniform.reshape(len(uniform), num_each, num_points), dim=1)
-
-
-def below(number: int | Tensor, dtype: torch.dtype) -> float | Tensor:
-    """Just below a whole number: no uniform number in [0, 1) times this rounds up to it."""
-    factor = 1 - torch.finfo(dtype).eps
-    return number.to(dtype) * factor if isinstance(number, Tensor) else number * factor
 
 
 def open_interval(uniform: Float[Tensor, "batch S"], end: float) -> Float[Tensor, "batch S"]:

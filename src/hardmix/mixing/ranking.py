@@ -22,6 +22,9 @@ DEVICE_CHUNK_ELEMENTS = 2**28
 WORTH_THREADS = 2**18
 """Numbers that take a thread a few milliseconds to rank: more than to start another."""
 
+NARROW = 4
+"""Rows up to so many times as wide as what is wanted are partitioned themselves: no bound."""
+
 Largest = tuple[Int[Tensor, "batch N"], Int[Tensor, " batch"]]
 """Positions of each row's largest, ascending, then -1 if fewer are above -inf; how many are."""
 
@@ -58,11 +61,10 @@ def largest(values: Float[Tensor, "batch width"], number: int, all_there: bool =
     if all_there:
         positions = found.indices.sort(dim=1).values
         return positions, positions.new_full((len(values),), number)
-    missing = found.values == -torch.inf
-    width = values.shape[1]
-    positions = found.indices.masked_fill(missing, width).sort(dim=1).values
-    positions = positions.masked_fill(positions == width, -1)
-    return positions, number - missing.sum(dim=1)
+    there = found.values > -torch.inf
+    # Of 64 bits it sorts last; its lower 32 are -1.
+    positions = torch.where(there, found.indices, 2**32 - 1).sort(dim=1).values
+    return positions.view(torch.int32)[:, ::2].long(), there.sum(dim=1)
 
 
 def _by_partition(values: Float[Tensor, "batch width"], number: int) -> Largest:
@@ -101,15 +103,16 @@ def _partition(
     times as many values reach it.
     """
     batch, width = array.shape
-    bound = np.partition(maxima, -number, axis=1)[:, -number, None]
+    source = array if width <= NARROW * number else maxima
+    bound = np.partition(source, -number, axis=1)[:, -number, None]
     chosen = np.flatnonzero(array >= np.maximum(bound, np.finfo(array.dtype).min))
     starts = np.searchsorted(chosen, width * np.arange(batch + 1))
     counts = np.diff(starts)
-    # One line of candidates for each row, in slot order, padded with -inf.
-    there = np.arange(counts.max()) < counts[:, None]
-    candidates = np.full(there.shape, -np.inf, array.dtype)
-    candidates[there] = array.take(chosen)
-    if there.shape[1] > number:
+    if counts.max() > number:
+        # One line of candidates for each row, in slot order, padded with -inf.
+        there = np.arange(counts.max()) < counts[:, None]
+        candidates = np.full(there.shape, -np.inf, array.dtype)
+        candidates[there] = array.take(chosen)
         smallest = np.partition(candidates, -number, axis=1)[:, -number, None]
         kept = candidates >= smallest
         surplus = np.count_nonzero(kept & there, axis=1) - number
@@ -118,6 +121,8 @@ def _partition(
             kept[row, equal[-surplus[row] :]] = False
         chosen = chosen[kept[there]]
         counts = np.minimum(counts, number)
+    if counts.min() == number:
+        return chosen.reshape(batch, number) - width * np.arange(batch)[:, None], counts
     positions = np.full((batch, number), -1)
     positions[np.arange(number) < counts[:, None]] = chosen
     positions -= np.where(positions < 0, 0, width * np.arange(batch)[:, None])

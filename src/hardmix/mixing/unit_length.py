@@ -65,8 +65,14 @@ class _UnitLength(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         check_once_differentiated()
         unit, length = ctx.saved_tensors
-        along = (gradient * unit).sum(dim=1, keepdim=True)
+        with torch.autocast(unit.device.type, enabled=False):
+            along = row_products(gradient, unit)
         return _divided(torch.addcmul(gradient, along, unit, value=-1), length)
+
+
+def row_products(left: Tensor, right: Tensor) -> Tensor:
+    """The inner products of rows, (batch, 1), in one launch."""
+    return torch.bmm(left.unsqueeze(1), right.unsqueeze(2)).squeeze(2)
 
 
 def _divided(value: Tensor, length: Tensor) -> Tensor:

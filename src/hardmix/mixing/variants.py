@@ -19,6 +19,7 @@ from hardmix.mixing.plans import (
     KEY,
     NO_POINT,
     QUERY,
+    DrawsByRow,
     Embeddings,
     HardestNegatives,
     MixPlan,
@@ -41,7 +42,7 @@ def plan_ranked_by_key(
     num_pairs: int,
     num_with_query: int,
     exclude: Bool[Tensor, "batch K"] | None = None,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | DrawsByRow | None = None,
     embeddings: Embeddings | None = None,
 ) -> MixPlan:
     """App. B.2: rank negatives by their similarity to the key. Paper: about 0.2 % lower."""
@@ -64,7 +65,7 @@ def plan_mixed_with_key(
     num_pairs: int,
     num_with_query: int,
     exclude: Bool[Tensor, "batch K"] | None = None,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | DrawsByRow | None = None,
     embeddings: Embeddings | None = None,
 ) -> MixPlan:
     """App. B.2: mix negatives with the key, not the query (h''). Paper: about 0.1-0.2 % lower."""
@@ -86,7 +87,7 @@ def plan_beta_weighted(
     num_pairs: int,
     num_with_query: int,
     exclude: Bool[Tensor, "batch K"] | None = None,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | DrawsByRow | None = None,
     embeddings: Embeddings | None = None,
     weighing: Literal["beta", "one-minus-beta", "log-beta"] = "beta",
 ) -> MixPlan:
@@ -117,7 +118,7 @@ def plan_softmax_sampled(
     num_pairs: int,
     num_with_query: int,
     exclude: Bool[Tensor, "batch K"] | None = None,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | DrawsByRow | None = None,
     embeddings: Embeddings | None = None,
     sampling_temperature: float = 0.2,
 ) -> MixPlan:
@@ -152,7 +153,7 @@ def plan_fixed_percentage(
     num_pairs: int,
     num_with_query: int,
     exclude: Bool[Tensor, "batch K"] | None = None,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | DrawsByRow | None = None,
     embeddings: Embeddings | None = None,
     percentage: float = 50.0,
 ) -> MixPlan:

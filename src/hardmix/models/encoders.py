@@ -42,7 +42,8 @@ class Encoder(nn.Module):
 
     def forward(self, images: Images) -> Float[Tensor, "batch dim"]:
         """Return embeddings of unit length, in float32 even inside autocast."""
-        return normalize(self.head(self.features(images)).float(), dim=1)
+        # Of zero it makes NaN, which training notices: no loss normalises these vectors again.
+        return normalize(self.head(self.features(images)).float(), dim=1, eps=0.0)
 
     def features(self, images: Images) -> Float[Tensor, "batch width"]:
         """Return the trunk's features: the representation that is evaluated, without the head."""

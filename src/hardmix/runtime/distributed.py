@@ -18,7 +18,6 @@ from jaxtyping import Int64, Shaped
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hardmix.errors import InputError
 from hardmix.runtime.device import send
 
 Part = TypeVar("Part")
@@ -310,12 +309,6 @@ def _unused_parameters(module: nn.Module, *example: Tensor) -> bool:
     unused = any(parameter.grad is None for parameter in trained)
     module.zero_grad()
     return unused
-
-
-def one_process_only(what: str) -> None:
-    """Refuse to run in several processes what would not benefit from them."""
-    if world_size() > 1:
-        raise InputError(f"{what} runs in one process: start it without torchrun or srun.")
 
 
 def _running() -> bool:

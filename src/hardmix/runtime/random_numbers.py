@@ -65,8 +65,30 @@ class RowsGenerator(torch.Generator):
         return uniform_rows(seed, self.part * rows, rows, columns, dtype, device)
 
 
+class RowDraws:
+    """The numbers of a `RowsGenerator`, by an object that `torch.compile` takes into its graph.
+
+    The seeds are an input of that graph: it serves every step.
+    """
+
+    MOST_CALLS = 8
+
+    def __init__(self, seed: int, part: int = 0) -> None:
+        self.part, self.calls = part, 0
+        self.seeds = torch.tensor([seed_of("rows", seed, call) for call in range(self.MOST_CALLS)])
+
+    def uniform_rows(
+        self, rows: int, columns: int, dtype: torch.dtype, device: torch.device | str
+    ) -> Float[Tensor, "rows columns"]:
+        """Uniform numbers in [0, 1), made on the device."""
+        seed = self.seeds[self.calls]
+        self.calls += 1
+        known = seed if torch.compiler.is_compiling() else int(seed)
+        return uniform_rows(known, self.part * rows, rows, columns, dtype, device)
+
+
 def uniform_rows(
-    seed: int,
+    seed: int | Int64[Tensor, ""],
     first_row: int,
     rows: int,
     columns: int,
@@ -81,7 +103,10 @@ def uniform_rows(
     words = 2 if dtype == torch.float32 else 1  # of the 64 bits that are made at once
     width = -(-columns // words)
     start = seed % 2**61 + first_row * width * _STEP
-    bits = torch.arange(start, start + rows * width * _STEP, _STEP, device=device)
+    if isinstance(start, Tensor):  # of the host's, read by the device
+        bits = torch.arange(0, rows * width * _STEP, _STEP, device=device) + start
+    else:
+        bits = torch.arange(start, start + rows * width * _STEP, _STEP, device=device)
     for shift, factor in _ROUNDS:
         # An arithmetic shift: a number and its complement meet, which no two rows ever do.
         bits = (bits ^ (bits >> shift)).mul_(factor)

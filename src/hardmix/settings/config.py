@@ -21,6 +21,7 @@ from hardmix.settings.named_choices import (
     OnNan,
     Precision,
     RealNegatives,
+    Shuffle,
     StrategyName,
 )
 from hardmix.settings.optimizer_options import OptimizerConfig
@@ -36,10 +37,10 @@ class DataConfig:
     """Where the images are: a folder, a text file of paths, or shards such as
     'a-{000..099}.tar'. The data set `shapes` needs none."""
     test: str | None = setting(None, resume=True, identity=False, later=True)
-    """List or folder of test images, if data.root has none."""
+    """List, folder or shards of test images, if data.root has none."""
     num_images: int | None = setting(None, name="number of images")
-    """Use at most this many images, chosen at random. Required for shards; for `shapes`, the
-    number of images to draw. Unset: all."""
+    """Use at most this many images, chosen at random. Required for shards that are a stream; for
+    `shapes`, the number of images to draw. Unset: all."""
     image_size: int = setting(224, label="{} px")
     """Height and width of a view in pixels."""
     channels: int = 3
@@ -64,6 +65,10 @@ class DataConfig:
     max_unreadable: float = setting(0.01, resume=True, identity=False)
     """Fraction of the images that may be unreadable. These are skipped and reported; any more
     stop the run."""
+    shuffle: Shuffle = setting("full", later=True)
+    """Order of the images in an epoch: shuffled fully or, for disks that are slow at random reads,
+    blocks of 1,024 consecutive images in random order, shuffled among the 16 that are read
+    together."""
     workers: int = setting(2, resume=True, identity=False)
     """Processes that decode image files; data sets held in memory need none."""
     cache: CacheMode = setting("auto", resume=True, identity=False, later=True)

@@ -26,6 +26,9 @@ defines its row "(all queue)", and "drop_all" is our most plausible reading of i
 QueueStart = Literal["random", "empty"]
 """What an unfilled slot holds: a random negative, as in official MoCo, or nothing."""
 
+Shuffle = Literal["full", "blocks"]
+"""Order of the images in an epoch (data.shuffle)."""
+
 DataName = Literal[
     "shapes",
     "cifar10",

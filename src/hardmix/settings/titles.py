@@ -19,6 +19,7 @@ EVALUATION_TITLES = {
     "linear": "Linear evaluation",
     "linear-cached": "Linear probe",
     "knn": "k-NN",
+    "transfer": "Linear probe on other images",
     "finetune": "Fine-tuned",
     "detection": "Detection",
     "embedding": "Embedding space",

@@ -10,7 +10,8 @@ from hardmix.analysis.over_training import epoch_means
 from hardmix.errors import InputError
 from hardmix.evaluation.all_evaluations import EVALUATIONS
 from hardmix.evaluation.detection import detect
-from hardmix.evaluation.linear import cached_protocol
+from hardmix.evaluation.evaluated_run import open_evaluated_run
+from hardmix.evaluation.linear import cached_protocol, measure_cached
 from hardmix.mixing.embedding_space import uniformity
 from hardmix.runs.folder import Run
 from hardmix.runs.reading import RunRecord
@@ -71,6 +72,12 @@ def _linear(run: Run, data: DataConfig, _: SweepOptions) -> None:
     EVALUATIONS["linear"].measure(run.path, LinearOptions(cached=False), data)
 
 
+def _transfer(run: Run, data: DataConfig, options: SweepOptions) -> None:
+    """Sec. 5.2 in its simplest form: the probe on the images of --transfer-root."""
+    other = replace(data, name=None, root=options.transfer_root, test=None)
+    measure_cached(open_evaluated_run(run.path, other), LinearOptions(cached=True), "transfer")
+
+
 def _embedding(run: Run, data: DataConfig, _: SweepOptions) -> None:
     measure_run(run, data)
 
@@ -109,6 +116,7 @@ def _detect(run: Run, config: DetectionConfig, root: Path | None, options: Sweep
 MAKERS: dict[str, Callable[[Run, DataConfig, SweepOptions], None]] = {
     "linear-cached": _linear_cached,
     "linear": _linear,
+    "transfer": _transfer,
     "embedding": _embedding,
     "queue": _queue,
     "detection-voc-24k": _voc,

@@ -9,9 +9,12 @@ from hardmix.settings.config import PretrainConfig
 from hardmix.settings.methods import MethodName
 from hardmix.settings.recipes import RECIPES
 
-Evaluation = Literal["linear", "linear-cached", "knn", "embedding", "queue", "proxy", "voc", "coco"]
-"""Evaluations of a row: embedding is alignment and uniformity of the features, queue the same of
-the embedding used by the loss, proxy the logged accuracy of the task of Sec. 3.2."""
+Evaluation = Literal[
+    "linear", "linear-cached", "knn", "transfer", "embedding", "queue", "proxy", "voc", "coco"
+]
+"""Evaluations of a row: transfer is the probe on images of another data set, embedding alignment
+and uniformity of the features, queue the same of the embedding used by the loss, proxy the logged
+accuracy of the task of Sec. 3.2."""
 
 Mix = tuple[int, int, int]
 """(N, s, s')."""

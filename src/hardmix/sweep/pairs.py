@@ -16,7 +16,7 @@ from hardmix.sweep.measures import Measure
 from hardmix.sweep.results import SweepResult
 
 LEVEL = 0.95
-ACCURACIES = ("linear", "linear-cached", "knn")
+ACCURACIES = ("linear", "linear-cached", "knn", "transfer")
 """Measures whose trends are computed."""
 
 

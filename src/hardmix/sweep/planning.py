@@ -47,6 +47,8 @@ class SweepOptions:
     data_root: str | None = None
     workers: int | None = None
     device: str = "auto"
+    gpus_per_run: int = 1
+    transfer_root: str | None = None
     voc_root: Path | None = None
     coco_root: Path | None = None
     coco_schedule: Literal["1x", "2x"] = "1x"

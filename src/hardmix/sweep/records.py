@@ -52,7 +52,11 @@ def is_recorded(options: SweepOptions, job: Job) -> bool:
 
 
 def write_record(options: SweepOptions, job: Job, record: RunRecord) -> Path:
-    """Write the record of a finished and evaluated run."""
+    """Write the record of a finished and evaluated run.
+
+    If there is one already and only evaluations are added, the commit stays that of the training.
+    """
+    earlier = read_record(options, job.name) or {}
     config = dataclasses.asdict(job.config)
     config["data"]["root"] = None
     facts = {
@@ -70,7 +74,7 @@ def write_record(options: SweepOptions, job: Job, record: RunRecord) -> Path:
         "images_per_second": _median_speed(record),
         "threads": torch.get_num_threads(),
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
+        "commit": earlier.get("commit") or commit(),
         "versions": versions(),
         "command": _command(options, job),
         "config": config,

@@ -31,10 +31,12 @@ def check_roots(options: SweepOptions) -> None:
             f"--data.root {options.data_root} with --scale shapes: these images are generated;"
             " omit it, or choose --scale cifar10."
         )
-    if "voc" in needed:
-        wanted["--voc-root"] = options.voc_root, "the folder of VOC2007 and VOC2012"
-    if "coco" in needed:
-        wanted["--coco-root"] = options.coco_root, "the folder of COCO"
+    others: dict[str, tuple[Any, str]] = {
+        "transfer": (options.transfer_root, "the folder of another data set's images"),
+        "voc": (options.voc_root, "the folder of VOC2007 and VOC2012"),
+        "coco": (options.coco_root, "the folder of COCO"),
+    }
+    wanted |= {f"--{name}-root": others[name] for name in others if name in needed}
     at_scale = "" if options.is_own else f" at --scale {options.scale}"
     without_files = "" if options.is_own else "; --scale shapes trains without files"
     for option, (value, what) in wanted.items():
@@ -130,11 +132,14 @@ def sweep_command(options: SweepOptions, *, anywhere: bool = True) -> list[str]:
         words += [] if value is None else [option, str(value)]
     for option, path in {
         "--data.root": options.data_root,
+        "--transfer-root": options.transfer_root,
         "--voc-root": options.voc_root,
         "--coco-root": options.coco_root,
         "--records": options.records,
     }.items():
         words += [] if path is None else [option, place(path)]
+    if options.gpus_per_run > 1:
+        words += ["--gpus-per-run", str(options.gpus_per_run)]
     if options.coco_schedule != "1x":
         words += ["--coco-schedule", options.coco_schedule]
     return words + (["--only", *options.only] if options.only else [])

@@ -31,6 +31,7 @@ from hardmix.sweep.estimates import (
     state_of,
 )
 from hardmix.sweep.evaluating import evaluate, is_present
+from hardmix.sweep.gpus import check_gpus, taken_gpus, train_by_torchrun
 from hardmix.sweep.pair_figures import forests, gains_over
 from hardmix.sweep.pair_tables import show_pairs, write_pairs
 from hardmix.sweep.pairs import FoundTrend, Pairs, paired, trends
@@ -92,6 +93,7 @@ def sweep(
     check_folder(options)
     if not dry_run:
         check_roots(options)
+        check_gpus(options.gpus_per_run, options.device)
     plan = make_plan(options)
     show_plan(plan)
     if dry_run:
@@ -109,13 +111,14 @@ def run_jobs(plan: Plan) -> Outcome:
     """Run all jobs of this process; those being run by others are tried again at the end."""
     outcome = Outcome()
     todo, again = plan.own, False
-    with listening() as stop:
+    options = plan.options
+    with listening() as stop, taken_gpus(options.gpus_per_run, options.device, stop) as gpus:
         while todo:
             later = []
             for number, job in enumerate(todo, start=1):
                 left = in_words(seconds_of(todo[number - 1 :], plan, measure_speed(plan)))
                 say(f"Run {number} of {len(todo)}, {job.name}; about {left} of training left")
-                failures = run_job(job, plan, stop)
+                failures = run_job(job, plan, stop, gpus)
                 if failures is None:
                     later.append(job)
                 else:
@@ -128,8 +131,13 @@ def run_jobs(plan: Plan) -> Outcome:
     return outcome
 
 
-def run_job(job: Job, plan: Plan, stop: StopRequest) -> list[Failure] | None:
-    """Train and evaluate one run; None if it must wait for another process or run."""
+def run_job(
+    job: Job, plan: Plan, stop: StopRequest, gpus: Sequence[str] = ()
+) -> list[Failure] | None:
+    """Train and evaluate one run; None if it must wait for another process or run.
+
+    `gpus`: those of this process; with several, torchrun trains the run on them.
+    """
     failed: dict[str, Exception] = {}
     try:
         with locked_folder(plan.options.out / ".claims" / job.name):
@@ -137,7 +145,7 @@ def run_job(job: Job, plan: Plan, stop: StopRequest) -> list[Failure] | None:
             if state_in(plan, job) == "recorded":
                 say(f"{job.name} was finished elsewhere: using its record.")
                 return []
-            run = train(job, plan)
+            run = train(job, plan, stop, gpus)
             failed |= evaluate_run(run, job, plan, stop)
             if not failed:
                 write_record(plan.options, job, read_run(run.path))
@@ -172,7 +180,7 @@ def evaluate_run(run: Run, job: Job, plan: Plan, stop: StopRequest) -> dict[str,
     return failed
 
 
-def train(job: Job, plan: Plan) -> Run:
+def train(job: Job, plan: Plan, stop: StopRequest, gpus: Sequence[str] = ()) -> Run:
     """Train the run, resume it, or find it finished."""
     run = Run(plan.folder(job.name))
     if run.exists and run_name(run.config()) != job.name:
@@ -185,6 +193,9 @@ def train(job: Job, plan: Plan) -> Run:
         return run
     if job.continues is not None and not run.exists:
         copy_start(Run(plan.folder(job.continues)), run)
+    if len(gpus) > 1:
+        config = plan.options.out / "configs" / f"{job.name}.json"
+        return train_by_torchrun(run, config, list(gpus), stop)
     try:
         return pretrain(job.config, run.path, resume="auto")
     except UnfinishedError as error:

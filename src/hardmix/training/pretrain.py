@@ -22,7 +22,7 @@ from hardmix.mixing.plans import Strategy
 from hardmix.runs.folder import OWN_TRUNK, Resume, Run, check_resumable
 from hardmix.runtime.atomic_files import locked_folder, remove_leftovers
 from hardmix.runtime.console import Meter, progress, say
-from hardmix.runtime.device import algorithms_chosen
+from hardmix.runtime.device import Late, algorithms_chosen
 from hardmix.runtime.distributed import (
     agree_on_max,
     broadcast,
@@ -206,15 +206,16 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
 
 def describe_steps(training: Training, epoch: int) -> dict[str, Any]:
     """A line of metrics.jsonl on the steps since the last one: means over all ranks."""
-    # .item() waits for the device: only here.
-    loss = float(torch.stack(training.losses).mean())
+    loss = Late(torch.stack(training.losses).mean())
     training.losses = []
+    # The one wait for the device; the loss is on the host by then.
+    measured = training.method.describe(training.outcomes) if training.outcomes else {}
     return {
         "step": training.step,
         "epoch": epoch,
-        **mean_over_ranks({"loss": loss}),
+        **mean_over_ranks({"loss": float(loss.read())}),
         "lr": training.optimizer.param_groups[0]["lr"],
-        **mean_over_ranks(training.method.describe(training.outcomes) if training.outcomes else {}),
+        **mean_over_ranks(measured),
     }
 
 

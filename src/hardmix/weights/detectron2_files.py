@@ -188,6 +188,7 @@ The AP of voc_2007_test is the mean of the 11-point AP of VOC 2007 over IoU .50 
 paper's number, and differs from COCO's AP.
 """
 
+from detectron2.checkpoint import DetectionCheckpointer
 from detectron2.config import get_cfg
 from detectron2.data import MetadataCatalog
 from detectron2.engine import DefaultTrainer, default_argument_parser, default_setup, launch
@@ -244,9 +245,14 @@ def main(arguments):
     cfg.merge_from_list(arguments.opts)
     cfg.freeze()
     default_setup(cfg, arguments)
+    if arguments.eval_only:  # without a trainer, which would need the training data
+        model = Trainer.build_model(cfg)
+        checkpointer = DetectionCheckpointer(model, save_dir=cfg.OUTPUT_DIR)
+        checkpointer.resume_or_load(cfg.MODEL.WEIGHTS, resume=arguments.resume)
+        return Trainer.test(cfg, model)
     trainer = Trainer(cfg)
     trainer.resume_or_load(resume=arguments.resume)
-    return trainer.test(cfg, trainer.model) if arguments.eval_only else trainer.train()
+    return trainer.train()
 
 
 if __name__ == "__main__":

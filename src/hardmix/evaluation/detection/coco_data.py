@@ -20,7 +20,9 @@ from hardmix.evaluation.detection.samples import (
     Mask,
     Rle,
     coco_tools,
+    decode_mask,
     for_training,
+    run_lengths,
 )
 
 Json = dict[str, Any]
@@ -31,6 +33,7 @@ class _CocoObject(NamedTuple):
     box: tuple[float, float, float, float]
     crowd: bool
     mask: Mask
+    area: float
 
 
 class _InvalidObjectError(ValueError):
@@ -147,27 +150,43 @@ def _object(entry: Json, height: int, width: int, numbers: dict[int, int]) -> _C
         raise _InvalidObjectError(
             f"the box {entry['bbox']} is outside the {width} x {height} image"
         )
+    try:
+        mask = _mask(entry.get("segmentation"), height, width)
+        area = entry.get("area") or decode_mask(mask, height, width).sum()
+        if not math.isfinite(area):
+            raise ValueError(f"its area is {area}")
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        raise _InvalidObjectError(f"the mask cannot be used ({error})") from error
     return _CocoObject(
         numbers[entry["category_id"]],
         (x, y, x + wide, y + high),
         bool(entry.get("iscrowd", 0)),
-        _mask(entry.get("segmentation"), height, width),
+        mask,
+        float(area),
     )
 
 
 def _mask(segmentation: Any, height: int, width: int) -> Mask:
     if isinstance(segmentation, dict):
         if list(segmentation["size"]) != [height, width]:
-            raise _InvalidObjectError(f"the mask's size {segmentation['size']} is not the image's")
+            raise ValueError(f"its size {segmentation['size']} is not the image's")
         counts = segmentation["counts"]
+        runs = counts if isinstance(counts, list) else run_lengths(counts.encode("ascii"))
+        if min(runs, default=0) < 0 or sum(runs) != height * width:  # pycocotools does not check
+            raise ValueError(f"its runs do not add up to {height} x {width} pixels")
         if isinstance(counts, list):
             coded = coco_tools("mask").frPyObjects(segmentation, height, width)["counts"]
             return Rle(height, width, coded)
         return Rle(height, width, counts.encode("ascii"))
     polygons = [flat for flat in segmentation or [] if len(flat) >= 6 and len(flat) % 2 == 0]
     if not polygons:
-        raise _InvalidObjectError("no mask: neither run lengths nor a polygon of 3 or more points")
-    return tuple(np.array(flat, dtype=np.float64).reshape(-1, 2) for flat in polygons)
+        raise ValueError("neither run lengths nor a polygon of 3 or more points")
+    shapes = tuple(np.array(flat, dtype=np.float64).reshape(-1, 2) for flat in polygons)
+    size = np.array([width, height])
+    if not all(((shape >= -size) & (shape <= 2 * size)).all() for shape in shapes):
+        # pycocotools walks along every edge: a far corner would fill the memory.
+        raise ValueError("a corner is far outside the image, NaN or infinite")
+    return shapes
 
 
 def _image(record: Json, folder: Path, objects: list[_CocoObject]) -> DetectionImage:
@@ -181,4 +200,5 @@ def _image(record: Json, folder: Path, objects: list[_CocoObject]) -> DetectionI
         np.zeros(len(objects), dtype=np.bool_),
         np.array([thing.crowd for thing in objects], dtype=np.bool_),
         tuple(thing.mask for thing in objects),
+        np.array([thing.area for thing in objects], dtype=np.float64),
     )

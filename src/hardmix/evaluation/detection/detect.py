@@ -75,7 +75,7 @@ def evaluate(
     for number in range(config.trials):
         seed = config.seed + number
         trunk = starting_trunk(path, config, weights, seed)
-        trials.append(run_trial(folder / f"trial-{number}", seed, trunk, config, splits, root))
+        trials.append(run_trial(folder / f"trial-{number}", seed, trunk, config, splits))
     result = {
         "metrics": summary([trial["scores"] for trial in trials]),
         "trials": trials,
@@ -195,7 +195,6 @@ def run_trial(
     trunk: nn.Module,
     config: DetectionConfig,
     splits: DetectionSplits,
-    root: Path,
 ) -> dict[str, Any]:
     """Train and test one detector, without repeating what is already done."""
     file = folder / "result.json"
@@ -217,10 +216,9 @@ def run_trial(
     meet()
     restore(training)
     batches = Batches(splits.train, config, seed, device)
-    curve = train(training, batches, splits, root)
-    precise_statistics(training, batches)
+    curve = train(training, batches, splits)
     batches.close()
-    scores, found = test(training, splits, root)
+    scores, found = test(training, splits)
     result = {"seed": seed, "scores": scores, "curve": curve, "unreadable": len(batches.unreadable)}
     result["seconds"] = time.monotonic() - started
     if is_main():
@@ -231,9 +229,12 @@ def run_trial(
 
 
 def train(
-    training: DetectorTraining, batches: Batches, splits: DetectionSplits, root: Path
+    training: DetectorTraining, batches: Batches, splits: DetectionSplits
 ) -> list[dict[str, Any]]:
-    """Train to the end with regular checkpoints and tests; returns the tests' results."""
+    """Train to the end with regular checkpoints and tests; returns the tests' results.
+
+    As in detectron2, every test and the last checkpoint have precise batch norm.
+    """
     config, folder = training.config, training.folder
     title = f"{config.task} {folder.path.name}"
     with progress(title, config.iterations, training.step) as meter:
@@ -241,8 +242,11 @@ def train(
             every = [config.save_every, config.test_every or config.iterations]
             stop = min(config.iterations, *((training.step // each + 1) * each for each in every))
             train_until(training, stop, batches, meter)
-            if config.test_every and stop % config.test_every == 0 and stop < config.iterations:
-                scores, _ = test(training, splits, root)
+            tested = config.test_every and stop % config.test_every == 0
+            if tested or stop == config.iterations:
+                precise_statistics(training, batches)
+            if tested and stop < config.iterations:
+                scores, _ = test(training, splits)
                 if is_main():
                     folder.log({"step": stop, "scores": scores})
                 say(f"step {stop}: {_headline(scores)}")
@@ -250,15 +254,13 @@ def train(
     return [line for line in folder.metrics() if "scores" in line]
 
 
-def test(
-    training: DetectorTraining, splits: DetectionSplits, root: Path
-) -> tuple[Scores, list[FoundObjects]]:
+def test(training: DetectorTraining, splits: DetectionSplits) -> tuple[Scores, list[FoundObjects]]:
     """Return the AP on the test images, and the detections."""
     config = training.config
     found = find_objects(
         training.detector, splits.test.images, config.test_side, config.workers, training.compute
     )
-    return score(config.task, splits.test, found, root), found
+    return score(config.task, splits.test, found), found
 
 
 def draw(folder: Path, splits: DetectionSplits, found: list[FoundObjects]) -> None:

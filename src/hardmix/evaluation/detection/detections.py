@@ -43,7 +43,8 @@ def choose(
     small or empty: `resized` drops the empty ones later, after they took one of the places.
     """
     finite = boxes.isfinite().all(dim=2).all(dim=1) & probabilities.isfinite().all(dim=1)
-    boxes, scores = clip(boxes[finite], size), probabilities[finite, :-1]
+    rows = finite.nonzero().flatten()  # once: a GPU is waited for to know how many
+    boxes, scores = clip(boxes[rows], size), probabilities[rows, :-1]
     rows, classes = (scores > settings.score).nonzero(as_tuple=True)
     boxes, scores = boxes[rows, classes], scores[rows, classes]
     kept = batched_nms(boxes.float(), scores, classes, settings.nms)[: settings.limit]
@@ -52,9 +53,11 @@ def choose(
 
 def resized(found: Found, seen: Size, original: Size) -> Found:
     """Return detections in pixels of the original image, without those of no area there."""
-    scale = found.boxes.new_tensor([original.width / seen.width, original.height / seen.height])
-    boxes = clip(found.boxes * scale.repeat(2), original)
-    kept = not_empty(boxes)
+    boxes = found.boxes.clone()
+    boxes[:, 0::2] *= original.width / seen.width
+    boxes[:, 1::2] *= original.height / seen.height
+    boxes = clip(boxes, original)
+    kept = not_empty(boxes).nonzero().flatten()
     masks = None if found.masks is None else found.masks[kept]
     return Found(boxes[kept], found.scores[kept], found.classes[kept], masks)
 

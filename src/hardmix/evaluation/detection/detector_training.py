@@ -162,7 +162,7 @@ def check_finite(training: DetectorTraining) -> None:
 
 
 def precise_statistics(training: DetectorTraining, batches: "Batches") -> None:
-    """Compute batch-norm statistics from many training batches, before the final test."""
+    """Compute batch-norm statistics from many training batches, before a test."""
     config = training.config
     if config.precise_bn == 0:
         return

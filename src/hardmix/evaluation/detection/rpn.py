@@ -129,7 +129,7 @@ def propose(
             "the RPN predicts NaN or infinite boxes: training has diverged. Lower the learning"
             " rate, or use a longer warm-up."
         )
-    boxes, logits = clip(boxes[finite], size), logits[finite]
-    kept = not_empty(boxes)
+    boxes = clip(boxes, size)
+    kept = (finite & not_empty(boxes)).nonzero().flatten()  # once: a GPU is waited for
     boxes, logits = boxes[kept], logits[kept]
     return boxes[nms(boxes, logits, threshold)]

@@ -4,7 +4,7 @@ Boxes are (x1, y1, x2, y2) in pixels, from edge to edge: a whole image is (0, 0,
 Boxes and masks are in the pixels of the image file.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -50,6 +50,12 @@ class DetectionImage:
     crowd: Bool[np.ndarray, " objects"]
     """COCO: one box around many objects, not used in training."""
     masks: tuple[Mask, ...] | None = None
+    areas: Float64[np.ndarray, " objects"] | None = None
+    """COCO: pixels of each object, which make it small, medium or large."""
+    unfindable: Int64[np.ndarray, " unfindable"] = field(
+        default_factory=lambda: np.zeros(0, dtype=np.int64)
+    )
+    """VOC: classes of test objects whose box is invalid; they count, but cannot be found."""
 
     @property
     def number(self) -> int:
@@ -119,6 +125,26 @@ def decode_mask(mask: Mask, height: int, width: int) -> Bitmap:
         flat = [polygon.reshape(-1).tolist() for polygon in mask]
         coded = tools.merge(tools.frPyObjects(flat, height, width))
     return np.asarray(tools.decode(coded)).astype(np.bool_)
+
+
+def run_lengths(counts: bytes) -> list[int]:
+    """Return the runs of a compressed mask: 5 bits a character, from the third as differences."""
+    runs: list[int] = []
+    value = shift = 0
+    for character in counts:
+        code = character - 48
+        if not 0 <= code < 64:
+            raise ValueError(f"{chr(character)!r} is not a character of run lengths")
+        value |= (code & 31) << shift
+        shift += 5
+        if code & 32:  # more follows
+            continue
+        value -= (1 << shift) if code & 16 else 0  # negative
+        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+        value = shift = 0
+    if shift:
+        raise ValueError("the run lengths break off")
+    return runs
 
 
 def encode_mask(pixels: Bitmap) -> Rle:

@@ -3,12 +3,10 @@
 import math
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from hardmix.data.workers import WorkerPool
 from hardmix.evaluation.detection.boxes import Size
 from hardmix.evaluation.detection.c4 import C4Detector
-from hardmix.evaluation.detection.coco_data import annotation_file
 from hardmix.evaluation.detection.coco_eval import coco_ap
 from hardmix.evaluation.detection.detections import paste, resized
 from hardmix.evaluation.detection.samples import (
@@ -62,9 +60,7 @@ def find_in(detector: C4Detector, each: DetectorInput, compute: Compute) -> Foun
     return found_objects(found.boxes, found.scores, found.classes, masks)
 
 
-def score(
-    task: DetectionTask, test: DetectionSet, found: Sequence[FoundObjects], root: Path
-) -> Scores:
+def score(task: DetectionTask, test: DetectionSet, found: Sequence[FoundObjects]) -> Scores:
     """Return AP by the rules of VOC or of COCO, each under its own name."""
     if task == "voc":
         number = len(test.classes)
@@ -74,10 +70,9 @@ def score(
         ]
         return {each.metric: {"ap": each.ap, "ap50": each.ap50, "ap75": each.ap75} for each in aps}
     by_id = {int(image.id): each for image, each in zip(test.images, found, strict=True)}
-    file = annotation_file(root, "val")
     scores: Scores = {}
     for kind in ("box", "mask"):
-        ap = coco_ap(file, by_id, kind)
+        ap = coco_ap(test, by_id, kind)
         values = {name: value for name, value in vars(ap).items() if name != "kind"}
         scores[f"COCO {kind}"] = {
             name: None if math.isnan(value) else value for name, value in values.items()

@@ -60,7 +60,8 @@ def training_input(
 ) -> DetectorInput:
     """Return an image resized and perhaps mirrored, without crowds and vanished objects.
 
-    Masks are bitmaps of the resized image (detectron2's MASK_FORMAT "bitmask").
+    Masks are bitmaps of the resized image. A polygon too thin for any pixel has an empty one and
+    keeps its box, as in detectron2's MASK_FORMAT "polygon".
     """
     geometry = draw_geometry(sample, sides, seed, epoch)
     image, kept = _image(sample, geometry), ~sample.crowd
@@ -70,8 +71,9 @@ def training_input(
     if with_masks:
         bitmaps = np.zeros((len(boxes), geometry.height, geometry.width), dtype=np.bool_)
         for number in np.flatnonzero(kept):
-            bitmaps[number] = move_mask(_masks_of(sample)[number], sample, geometry)
-        kept &= bitmaps.any(axis=(1, 2))
+            mask = _masks_of(sample)[number]
+            bitmaps[number] = move_mask(mask, sample, geometry)
+            kept[number] = bitmaps[number].any() or not isinstance(mask, Rle)
         masks = torch.from_numpy(bitmaps[kept])
     return DetectorInput(
         sample,

@@ -169,14 +169,17 @@ def _numbered(
     train: list[_Annotation], test: list[_Annotation], classes: Iterable[str]
 ) -> DetectionSplits:
     names = tuple(classes)
-    return DetectionSplits(for_training(_convert(train, names)), _convert(test, names))
+    return DetectionSplits(for_training(_convert(train, names)), _convert(test, names, tested=True))
 
 
-def _convert(annotations: list[_Annotation], classes: tuple[str, ...]) -> DetectionSet:
+def _convert(
+    annotations: list[_Annotation], classes: tuple[str, ...], tested: bool = False
+) -> DetectionSet:
+    """Number the classes; `tested`: objects with an invalid box still count, as in detectron2."""
     numbers = {name: number for number, name in enumerate(classes)}
     images, dropped = [], []
     for file in annotations:
-        valid = []
+        valid, lost = [], []
         for thing in file.objects:
             if thing.name not in numbers:
                 raise InputError(
@@ -184,11 +187,14 @@ def _convert(annotations: list[_Annotation], classes: tuple[str, ...]) -> Detect
                     " one of VOC's 20: correct it."
                 )
             fault = _fault(thing, file)
-            if fault:
-                dropped.append(f"{file.id}: {thing.name} {fault}")
-            else:
+            if fault is None:
                 valid.append(thing)
-        images.append(_image(file, valid, numbers))
+                continue
+            counts = tested and not thing.difficult
+            lost += [numbers[thing.name]] if counts else []
+            end = "; it counts as not found" if counts else ""
+            dropped.append(f"{file.id}: {thing.name} {fault}{end}")
+        images.append(_image(file, valid, numbers, lost))
     return DetectionSet(tuple(images), classes, tuple(dropped))
 
 
@@ -198,14 +204,16 @@ def _fault(thing: _VocObject, file: _Annotation) -> str | None:
     box = f"[{', '.join(f'{value:g}' for value in thing.corners)}]"
     if not all(map(math.isfinite, thing.corners)):
         return f"{box} contains NaN or infinity"
-    if right <= left or bottom <= top:
+    if right < left or bottom < top:  # both ends belong to the box: one pixel is a box
         return f"{box} has no size"
     if right < 1 or bottom < 1 or left > file.width or top > file.height:
         return f"{box} is outside the image of {file.width} x {file.height}"
     return None
 
 
-def _image(file: _Annotation, things: list[_VocObject], numbers: dict[str, int]) -> DetectionImage:
+def _image(
+    file: _Annotation, things: list[_VocObject], numbers: dict[str, int], lost: list[int]
+) -> DetectionImage:
     boxes = np.array([thing.corners for thing in things], dtype=np.float64).reshape(-1, 4)
     boxes[:, :2] -= 1  # the left edge of pixel 1 is 0, the right edge of pixel n is n
     return DetectionImage(
@@ -217,4 +225,5 @@ def _image(file: _Annotation, things: list[_VocObject], numbers: dict[str, int])
         np.array([numbers[thing.name] for thing in things], dtype=np.int64),
         np.array([thing.difficult for thing in things], dtype=np.bool_),
         np.zeros(len(things), dtype=np.bool_),
+        unfindable=np.array(lost, dtype=np.int64),
     )

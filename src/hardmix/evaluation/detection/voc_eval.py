@@ -76,7 +76,8 @@ def voc_ap(
     matches = _match(images, detections)
     counts = np.zeros(number_of_classes, dtype=np.int64)
     for image in images:
-        counts += np.bincount(image.classes[~image.difficult], minlength=number_of_classes)
+        counted = np.append(image.classes[~image.difficult], image.unfindable)
+        counts += np.bincount(counted, minlength=number_of_classes)
     table = np.full((number_of_classes, len(THRESHOLDS)), np.nan)
     for number in np.flatnonzero(counts):
         table[number] = _class_ap(matches, int(number), int(counts[number]), metric)

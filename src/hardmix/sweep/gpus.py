@@ -1,0 +1,122 @@
+"""The GPUs of a machine, shared by the processes of a sweep: each takes free ones by lock.
+
+A process sees only those it has taken, for training and evaluations alike. With several GPUs for
+each run, torchrun trains it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+
+from hardmix.errors import InputError, LockedError, UnfinishedError
+from hardmix.runs.folder import Run
+from hardmix.runtime.atomic_files import locked_folder
+from hardmix.runtime.console import say
+from hardmix.runtime.signals import StopRequest
+from hardmix.sweep.estimates import state_of
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+ASKED_EVERY = 2.0
+"""Seconds between two looks at GPUs that are all taken."""
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that this process may use, by CUDA's names for them."""
+    count = torch.cuda.device_count()
+    named = [name.strip() for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
+    return named[:count] if named else [str(number) for number in range(count)]
+
+
+def check_gpus(gpus_per_run: int, device: str) -> None:
+    """Raise InputError if a run cannot have as many GPUs as asked for."""
+    there = len(visible_gpus())
+    if gpus_per_run < 1:
+        raise InputError(f"--gpus-per-run {gpus_per_run} must be at least 1.")
+    if gpus_per_run == 1:
+        return
+    if device not in ("auto", "cuda"):
+        raise InputError(
+            f"--gpus-per-run {gpus_per_run} with --device {device}: leave out --device."
+        )
+    if gpus_per_run > there:
+        raise InputError(
+            f"--gpus-per-run {gpus_per_run}, but this process sees {there} GPUs: lower it, or start"
+            " the sweep where there are more."
+        )
+
+
+@contextmanager
+def taken_gpus(gpus_per_run: int, device: str, stop: StopRequest) -> Iterator[list[str]]:
+    """Take free GPUs while within; none on a machine with one GPU or less, or a named device."""
+    visible = visible_gpus()
+    if device not in ("auto", "cuda") or len(visible) < 2:
+        yield []
+        return
+    before = os.environ.get(VISIBLE)
+    with ExitStack() as locks:
+        taken = _take(gpus_per_run, visible, locks, stop)
+        os.environ[VISIBLE] = ",".join(taken)  # before CUDA is first used: later it is ignored
+        say(f"GPU {', '.join(taken)} of {len(visible)}: taken by this process.")
+        try:
+            yield taken
+        finally:
+            os.environ.pop(VISIBLE)
+            if before is not None:
+                os.environ[VISIBLE] = before
+
+
+def _take(number: int, visible: list[str], locks: ExitStack, stop: StopRequest) -> list[str]:
+    told = False
+    while True:
+        taken: list[str] = []
+        with ExitStack() as attempt:
+            for name in visible:
+                try:
+                    attempt.enter_context(locked_folder(_place(name)))
+                except LockedError:
+                    continue
+                taken.append(name)
+                if len(taken) == number:
+                    locks.push(attempt.pop_all())
+                    return taken
+        if stop:
+            raise UnfinishedError(f"stopped by {stop.name}: the same sweep command resumes.")
+        if not told:
+            say(f"Waiting for {number} of the {len(visible)} GPUs: others are using them.")
+            told = True
+        time.sleep(ASKED_EVERY)
+
+
+def _place(name: str) -> Path:
+    """Return the folder that stands for a GPU, of all users' processes on this machine."""
+    return Path(tempfile.gettempdir()) / f"hardmix-gpus-{os.getuid()}" / name.replace("/", "_")
+
+
+def train_by_torchrun(run: Run, config: Path, gpus: list[str], stop: StopRequest) -> Run:
+    """Train a run on several GPUs; signals are passed on, and it saves before it stops."""
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(len(gpus))]
+    words += ["-m", "hardmix", "--", "pretrain", "--config", str(config)]
+    words += ["--out", str(run.path), "--resume", "auto"]
+    process = subprocess.Popen([sys.executable, *words], start_new_session=True)
+    asked = False
+    while process.poll() is None:
+        if stop and not asked:
+            os.killpg(process.pid, signal.SIGTERM)
+            asked = True
+        time.sleep(0.2)
+    if state_of(run) == "finished" and process.returncode == 0:
+        return run
+    if stop:
+        raise UnfinishedError(f"stopped by {stop.name}: the same sweep command resumes it.")
+    raise InputError(
+        f"torchrun ended with status {process.returncode} before {run.path.name} was finished: see"
+        f" its messages above, and {run.path / 'status.json'}."
+    )
