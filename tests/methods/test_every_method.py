@@ -181,7 +181,7 @@ def test_two_processes_train_as_one_does(name, one, two):
     assert alone.keys() == both.keys()
     for tensor in alone:
         torch.testing.assert_close(
-            alone[tensor], both[tensor], rtol=0, atol=1e-4, msg=f"{tensor} differs"
+            alone[tensor], both[tensor], rtol=0, atol=5e-4, msg=f"{tensor} differs"
         )
     for first, second in zip(lines_of(one / name), lines_of(two / name), strict=True):
         assert first == pytest.approx(second, abs=1e-3)
