@@ -2,7 +2,8 @@
 
 Small images are those of at most 64 pixels: CIFAR-10 and the built-in shapes, on a laptop's CPU.
 Every method starts without mixing; --mix.num-pairs and --mix.num-with-query add it to those that
-have negatives. Sources are the papers and the authors' code, as docs/methods.md lists them.
+have negatives. (A `PretrainConfig` of your own starts with `MixConfig`'s points, for all of them.)
+Sources are the papers and the authors' code, as docs/methods.md lists them.
 """
 
 from collections.abc import Callable

@@ -81,7 +81,7 @@ class SweepOptions:
         if self.scale == "paper" and (self.epochs or self.num_images or self.temperature):
             raise InputError(
                 "--epochs, --num-images and --temperature change the paper's settings: use them"
-                " with --scale cifar10 or shapes."
+                " with --scale cifar10, cifar100 or shapes."
             )
         for name, value in {"--epochs": self.epochs, "--num-images": self.num_images}.items():
             if value is not None and value < 1:
@@ -198,11 +198,12 @@ def config_of(row: Row, options: SweepOptions, seed: int) -> PretrainConfig:
 
 
 def evaluations_of(row: Row, options: SweepOptions) -> tuple[str, ...]:
-    """Return the result files that a row needs; the proxy accuracy is in metrics.jsonl."""
+    """Return the result files that a row needs; proxy accuracy and cost come with the run."""
     files = {"voc": "detection-voc-24k", "coco": f"detection-coco-{options.coco_schedule}"}
     if options.scale != "paper":
         files["linear"] = "linear-cached"
-    return tuple(files.get(name, name) for name in row.evaluations if name != "proxy")
+    left_out = ("proxy", "cost") if options.scale == "paper" else ("proxy", "cost", "voc")
+    return tuple(files.get(name, name) for name in row.evaluations if name not in left_out)
 
 
 def describe(options: SweepOptions) -> tuple[bool, str, list[str]]:

@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+import statistics
 from typing import Any
 
 from hardmix.data.image_set import ImageSet
@@ -82,7 +83,12 @@ def _optimizer(config: OptimizerConfig) -> str:
 
 
 def summarize(
-    config: PretrainConfig, run: Run, step: int, seconds: float, unreadable: dict[int, str]
+    config: PretrainConfig,
+    run: Run,
+    step: int,
+    seconds: float,
+    unreadable: dict[int, str],
+    peak_mb: float | None = None,
 ) -> None:
     """Print the result, and what to try next."""
     if not is_main():
@@ -90,9 +96,12 @@ def summarize(
     lines = run.metrics()
     knn = [line["knn"] for line in lines if "knn" in line]
     loss = [line["loss"] for line in lines if "loss" in line]
+    speeds = [line["images_per_second"] for line in lines if "images_per_second" in line]
     result = {
         "steps": step,
         "seconds": seconds,
+        "images_per_second": statistics.median(speeds) if speeds else None,
+        "peak_mb": peak_mb,
         "loss": loss[-1] if loss else None,
         "knn": knn[-1] if knn else None,
         "unreadable": list(unreadable.values()),

@@ -30,6 +30,7 @@ from hardmix.runtime.distributed import (
     is_main,
     mean_over_ranks,
 )
+from hardmix.runtime.memory import forget_peak, peak_mb
 from hardmix.runtime.profile import end_step, profiling, start_steps
 from hardmix.runtime.rendezvous import losses_named
 from hardmix.runtime.signals import listening
@@ -98,6 +99,7 @@ def pretrain(
         profiled = profiling(config.train.profile, device)
         chosen = algorithms_chosen(device, config.train.deterministic)
         with locked_folder(run.path), status_recorded(training), chosen, profiled as stopwatch:
+            forget_peak(device)
             start(training, resume=again, allow_changed_data=allow_changed_data)
             train(training)
             lost = finish(training, None if trunk is None else OWN_TRUNK)
@@ -273,8 +275,9 @@ def finish(training: Training, backbone: str | None) -> str:
     run, summarized = training.run, True
     end_if_gone(agree_on_max(0 if run.is_in_place() else GONE), run, training.step)
     run.write_encoder(training.method.trunk, training.config, backbone)
+    cost = (training.seconds, training.loader.unreadable, peak_mb(training.compute.device))
     try:
-        summarize(training.config, run, training.step, training.seconds, training.loader.unreadable)
+        summarize(training.config, run, training.step, *cost)
     except OSError:
         summarized = False
     return broadcast_text(training.saved.lost_end(run, summarized))
