@@ -72,6 +72,16 @@ if TYPE_CHECKING:
         LinearConfig,
         LinearOptions,
     )
+    from hardmix.settings.method_options import (
+        ByolOptions,
+        CmcOptions,
+        Co2Options,
+        InstDisOptions,
+        PclOptions,
+        PirlOptions,
+        SwavOptions,
+        UnmixOptions,
+    )
     from hardmix.settings.optimizer_options import OptimizerConfig
     from hardmix.settings.schedules import decreasing, mixing_started
     from hardmix.training.pretrain import pretrain
@@ -118,6 +128,10 @@ _HOME = {
     "settings.config": ("DataConfig MixConfig ModelConfig PretrainConfig TrainConfig"),
     "settings.detection_options": "DetectionConfig",
     "settings.evaluation_options": "FinetuneConfig KnnOptions LinearConfig LinearOptions",
+    "settings.method_options": (
+        "ByolOptions CmcOptions Co2Options InstDisOptions PclOptions PirlOptions SwavOptions"
+        " UnmixOptions"
+    ),
     "settings.optimizer_options": "OptimizerConfig",
     "settings.schedules": "decreasing mixing_started",
     "training.pretrain": "pretrain",
@@ -132,6 +146,9 @@ __all__ = [
     "STRATEGIES",
     "Accuracy",
     "Analysis",
+    "ByolOptions",
+    "CmcOptions",
+    "Co2Options",
     "Compute",
     "Contrast",
     "DataConfig",
@@ -144,6 +161,7 @@ __all__ = [
     "HardestNegatives",
     "ImageSet",
     "InputError",
+    "InstDisOptions",
     "KnnOptions",
     "LinearConfig",
     "LinearOptions",
@@ -154,14 +172,18 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "OutputError",
+    "PclOptions",
     "Picture",
+    "PirlOptions",
     "PretrainConfig",
     "ProxyAccuracy",
     "Run",
     "Strategy",
+    "SwavOptions",
     "TrainConfig",
     "TrainedEncoder",
     "UnfinishedError",
+    "UnmixOptions",
     "UnreadableImage",
     "__version__",
     "accuracy_of",

@@ -37,8 +37,6 @@ class MethodFacts:
     """Why hard negatives cannot be mixed on top of it; empty if they can."""
     whole_batch: bool = False
     """Whether its loss compares the images of a batch, which train.accumulate would divide."""
-    bank: bool = False
-    """Whether it stores something for every image, and so needs a set of known size."""
 
     def uses(self, setting: str) -> bool:
         """Return whether the method uses a shared setting, given by its dotted name."""
@@ -60,10 +58,10 @@ METHOD_FACTS: dict[MethodName, MethodFacts] = {
     "simclr": MethodFacts("SimCLR", unused=(*NO_PAIR, "train.queue_size"), whole_batch=True),
     "unmix": MethodFacts("MoCo-v2 + Image Mixture", UnmixOptions),
     "co2": MethodFacts("MoCo-v2 + CO2", Co2Options),
-    "instdis": MethodFacts("InstDis", InstDisOptions, NO_PAIR, bank=True),
-    "pirl": MethodFacts("PIRL", PirlOptions, NO_PAIR, bank=True),
-    "cmc": MethodFacts("CMC", CmcOptions, NO_PAIR, bank=True),
-    "pcl": MethodFacts("PCL", PclOptions, bank=True),
+    "instdis": MethodFacts("InstDis", InstDisOptions, NO_PAIR),
+    "pirl": MethodFacts("PIRL", PirlOptions, NO_PAIR),
+    "cmc": MethodFacts("CMC", CmcOptions, NO_PAIR),
+    "pcl": MethodFacts("PCL", PclOptions),
     "swav": MethodFacts(
         "SwAV",
         SwavOptions,
@@ -81,10 +79,6 @@ METHOD_FACTS: dict[MethodName, MethodFacts] = {
         (*NO_NEGATIVES, "model.head", "model.key_bn_splits"),
         no_mixing="BYOL has no negatives to mix",
     ),
-    "supervised": MethodFacts(
-        "supervised",
-        unused=(*NO_NEGATIVES, *NO_KEYS),
-        no_mixing="training on labels has no negatives to mix",
-    ),
+    "supervised": MethodFacts("supervised", unused=(*NO_NEGATIVES, *NO_KEYS)),
 }
 """The choices of --method. "supervised" is cross-entropy with labels: the paper's upper bound."""

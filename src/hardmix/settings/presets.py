@@ -113,28 +113,29 @@ def _byol(config: PretrainConfig) -> PretrainConfig:
 
 
 def _swav(config: PretrainConfig) -> PretrainConfig:
-    """Batch 256, lr 0.6, tau 0.1, crops from 0.14; small images: fewer prototypes and crops."""
+    """Batch 256, LARS 0.6, tau 0.1, crops from 0.14.
+
+    Small images: fewer prototypes and crops, sharper codes (epsilon 0.03, the authors' advice where
+    the loss stays at the logarithm of the prototypes), and the recipe's own batches and SGD.
+    """
+    small = is_small(config)
     options = SwavOptions()
-    if is_small(config):
+    if small:
         options = SwavOptions(
             prototypes=100,
+            epsilon=0.03,
             small_crops=2,
             small_size=config.data.image_size // 2,
             queue_size=4 * config.train.batch_size,
             queue_epoch=max(1, config.train.epochs // 8),
         )
     config = _unmixed(config, "swav", options)
-    batch = config.train.batch_size if is_small(config) else 256
-    return replace(
-        config,
-        data=replace(
-            config.data,
-            augmentation="moco-v2" if is_small(config) else "simclr",
-            min_scale=0.14,
-        ),
-        optimizer=replace(config.optimizer, name="lars", lr=0.6, weight_decay=1e-6),
-        train=replace(config.train, batch_size=batch, temperature=0.1),
-    )
+    data = replace(config.data, augmentation="moco-v2" if small else "simclr", min_scale=0.14)
+    config = replace(config, data=data, train=replace(config.train, temperature=0.1))
+    if small:
+        return config
+    optimizer = replace(config.optimizer, name="lars", lr=0.6, weight_decay=1e-6)
+    return replace(config, optimizer=optimizer, train=replace(config.train, batch_size=256))
 
 
 def _bank(config: PretrainConfig, method: MethodName) -> PretrainConfig:

@@ -11,14 +11,14 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from hardmix.errors import InputError
 from hardmix.settings.config import PretrainConfig
-from hardmix.settings.saved import MUST_MATCH, settings
+from hardmix.settings.saved import MUST_MATCH, own_facts, settings
 from hardmix.sweep.grid_rows import Row
 from hardmix.sweep.grids import grid_named
 from hardmix.sweep.scales import ScaleName, comparable, config_at, describe_scale
@@ -228,9 +228,9 @@ def run_name(config: PretrainConfig) -> str:
         and value != usual[name]
         and (config.uses(name) or not name.startswith("mix."))
     }
-    text = json.dumps(chosen, sort_keys=True)
+    text = json.dumps(chosen | _own_settings(config), sort_keys=True)
     words = [config.recipe, config.method]
-    if config.uses("mix.num_pairs"):
+    if config.mixes:
         words.append(f"{mix.num_hardest}-{mix.num_pairs}-{mix.num_with_query}")
         words += [mix.strategy] if mix.strategy != "mochi" else []
     words += ["oracle"] if config.oracle else []
@@ -238,6 +238,19 @@ def run_name(config: PretrainConfig) -> str:
     words.append(f"e{train.epochs}" if train.stop_epoch is None else f"e{train.stop_epoch}")
     words.append(hashlib.sha256(text.encode()).hexdigest()[:8])
     return f"{'-'.join(words)}-seed{train.seed}"
+
+
+def _own_settings(config: PretrainConfig) -> dict[str, Any]:
+    """The method's own settings that identify a run and are not the default."""
+    if config.options is None:
+        return {}
+    usual, facts = asdict(type(config.options)()), own_facts(config.method)
+    found = {f"{config.method}.{name}": value for name, value in asdict(config.options).items()}
+    return {
+        name: value
+        for name, value in found.items()
+        if facts[name].identity and value != usual[name.partition(".")[2]]
+    }
 
 
 @cache
