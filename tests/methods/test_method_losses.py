@@ -355,7 +355,8 @@ def test_concentrations_and_prototypes_are_the_authors():
 def test_clusters_are_found_and_their_numbers_follow_the_images():
     groups = unit(6, 16)
     rows = normalize(groups.repeat_interleave(30, 0) + 0.02 * torch.randn(180, 16), dim=1).float()
-    centres, phi, own = cluster(rows, 6, 3, 0.2)
+    *parts, (centres, phi, own) = cluster(rows, 6, 3, 0.2)
+    assert parts == [None] * 10
     assert all(len(each.unique()) == 1 for each in own.view(6, 30))
     assert len(own.unique()) == 6
     torch.testing.assert_close(centres.norm(dim=1), torch.ones(6))

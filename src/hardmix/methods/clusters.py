@@ -1,6 +1,9 @@
 """PCL's clusters: k-means of all images, how concentrated each is, and the loss of prototypes."""
 
 import math
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,8 +13,23 @@ from torch.nn.functional import cross_entropy, normalize
 
 from hardmix.errors import InputError
 
+PASSES = 10
+"""How often k-means sees every image."""
+CAREFUL = 1000
+"""Clusters up to which their first centres are chosen apart from each other; else at random."""
 IMAGENET, CLUSTERS = 1_281_167, (25_000, 50_000, 100_000)
 """Images of ImageNet-1k, and the published numbers of clusters for them."""
+
+
+class Clusters(NamedTuple):
+    """What k-means found."""
+
+    centres: Float[Tensor, "k dim"]
+    """Of unit length."""
+    concentration: Float[Tensor, " k"]
+    """phi of each cluster, with mean tau."""
+    cluster: Int[Tensor, " n"]
+    """Each image's."""
 
 
 def prototype_loss(
@@ -31,21 +49,28 @@ def prototype_loss(
 
 def cluster(
     features: Float[Tensor, "n dim"], number: int, seed: int, temperature: float
-) -> tuple[Float[Tensor, "k dim"], Float[Tensor, " k"], Int[Tensor, " n"]]:
-    """Return centres of unit length, concentrations with mean tau, and each image's cluster."""
-    try:
-        from sklearn.cluster import MiniBatchKMeans
-    except ModuleNotFoundError as error:
-        raise InputError(
-            "method=pcl needs scikit-learn for k-means: pip install 'hardmix[analysis]'."
-        ) from error
-    rows = features.numpy()
-    batch = max(1024, min(len(rows), 4 * number))
-    means = MiniBatchKMeans(number, batch_size=batch, n_init=1, random_state=seed).fit(rows)
-    own = torch.from_numpy(means.labels_.astype(np.int64))
+) -> Iterator[Clusters | None]:
+    """Yield None after each part of k-means, so that nobody waits in vain, then the clusters."""
+    from sklearn.cluster import MiniBatchKMeans  # not before it is needed: it takes a second
+
+    init = "k-means++" if number <= CAREFUL else "random"
+    means = MiniBatchKMeans(number, init=init, n_init=1, random_state=seed)
+    generator = torch.Generator().manual_seed(seed)
+    size = min(len(features), max(1024, 4 * number))
+    for _ in range(PASSES):
+        for rows in torch.randperm(len(features), generator=generator).split(size):
+            if len(rows) == size:  # the first part must have as many images as there are clusters
+                means.partial_fit(features[rows].numpy())
+                yield None
+    own = torch.cat([_nearest(means, part) for part in features.split(size)])
     centres = torch.from_numpy(means.cluster_centers_).float()
     distance = (features - centres[own]).norm(dim=1)
-    return normalize(centres, dim=1), concentrations(distance, own, number, temperature), own
+    phi = concentrations(distance, own, number, temperature)
+    yield Clusters(normalize(centres, dim=1), phi, own)
+
+
+def _nearest(means: Any, part: Tensor) -> Tensor:
+    return torch.from_numpy(means.predict(part.numpy()).astype(np.int64))
 
 
 def concentrations(
@@ -64,6 +89,10 @@ def concentrations(
 
 def cluster_numbers(chosen: tuple[int, ...], num_images: int) -> tuple[int, ...]:
     """The numbers of clusters: as chosen, or the published ones in proportion to the images."""
+    if find_spec("sklearn") is None:
+        raise InputError(
+            "method=pcl needs scikit-learn for k-means: pip install 'hardmix[analysis]'."
+        )
     scaled = tuple(max(2, math.ceil(each * num_images / IMAGENET)) for each in CLUSTERS)
     if chosen and max(chosen) > num_images:
         raise InputError(

@@ -24,12 +24,12 @@ from hardmix.data.batches import Batch
 from hardmix.errors import InputError
 from hardmix.evaluation.features import extract
 from hardmix.methods.base import Materials, TrainingPosition
-from hardmix.methods.clusters import cluster, cluster_numbers, prototype_loss
+from hardmix.methods.clusters import Clusters, cluster, cluster_numbers, prototype_loss
 from hardmix.methods.contrast_measures import ContrastOutcome
 from hardmix.methods.moco import Moco
 from hardmix.runtime.console import say
 from hardmix.runtime.device import send
-from hardmix.runtime.distributed import broadcast, is_main
+from hardmix.runtime.distributed import broadcast, while_main_works
 from hardmix.runtime.profile import timed
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.config import PretrainConfig
@@ -84,12 +84,16 @@ class Pcl(Moco):
             self.pair.key, images, config.data, compute=compute, title="features for clusters"
         )
         for number, each in enumerate(cast("list[Prototypes]", list(self.prototypes))):
-            if is_main():
-                seed = seed_of("clusters", config.train.seed, epoch, number) % 2**31
-                made = cluster(found.features, len(each.centres), seed, config.train.temperature)
-                each.centres.copy_(made[0])
-                each.concentration.copy_(made[1])
-                each.cluster[found.ids.to(each.cluster.device)] = made[2].to(each.cluster.device)
+            seed = seed_of("clusters", config.train.seed, epoch, number) % 2**31
+            size, tau = len(each.centres), config.train.temperature
+            parts = while_main_works(cluster(found.features, size, seed, tau))
+            if parts:
+                made = cast("Clusters", parts[-1])
+                each.centres.copy_(made.centres)
+                each.concentration.copy_(made.concentration)
+                each.cluster[send(found.ids, each.cluster.device)] = send(
+                    made.cluster, each.cluster.device
+                )
             for buffer in each.buffers():
                 broadcast(buffer)
         self.clustered.fill_(epoch)
