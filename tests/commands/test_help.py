@@ -32,7 +32,8 @@ def test_the_help_of_a_method_shows_the_settings_it_uses_and_no_others(method, c
     used = {name for name in FACTS if METHOD_FACTS[method].uses(name)}
     hidden = {"recipe"}  # the first word of the command
     assert shown == used - hidden
-    assert any(name.startswith("mix.") for name in shown) == (method == "mochi")
+    plain = ("moco-v1", "moco-v2", "supervised", "swav", "byol")
+    assert any(name.startswith("mix.") for name in shown) == (method not in plain)
 
 
 def test_the_help_of_pretrain_begins_with_the_ten_settings_people_change(capfd):

@@ -410,7 +410,7 @@ def test_every_evaluation_that_a_grid_may_need_exists(tmp_path):
         for chosen in [options(tmp_path, grid, **paper, coco_schedule=schedule)]
         for row in GRIDS[grid].rows
         for name in evaluations_of(row, chosen)
-    } | {"linear-cached", "queue"}
+    } | {"linear-cached", "queue", "transfer"}
     assert needed == sweep_evaluations.MAKERS.keys() | {"knn"}
     assert needed <= sweep_evaluations.MAKERS.keys() | EVALUATIONS.keys()
     assert needed <= {measure.file for measure in MEASURES}
@@ -496,8 +496,8 @@ def test_the_job_script_is_an_array_with_a_part_for_every_run(tmp_path, trainer)
     assert run_command("table1", "--out", str(out), "--scale", "shapes", "--job-only") == 0
     assert trainer.trained == []
     script = (out / "job.sh").read_text()
-    assert "#SBATCH --array=1-27" in script
-    assert '--index "$SLURM_ARRAY_TASK_ID/27"' in script
+    assert "#SBATCH --array=1-36" in script
+    assert '--index "$SLURM_ARRAY_TASK_ID/36"' in script
     assert f"--out '{out}'" in script
     assert subprocess.run(["bash", "-n", out / "job.sh"], check=False).returncode == 0
     assert len(list((out / "configs").iterdir())) == 36
@@ -517,7 +517,7 @@ def test_time_is_estimated_from_the_runs_that_are_there(tmp_path, trainer, capfd
     capfd.readouterr()
     sweep(options(tmp_path, seeds=2), dry_run=True)
     shown = capfd.readouterr().out
-    assert "measured in 9 runs, 2000 images/s" in shown
+    assert "measured in 12 runs, 2000 images/s" in shown
     # Nine runs of 16 epochs of 10,000 images at 2000 a second.
     assert f"Estimated time: {in_words(9 * 80)} of training" in shown
 
