@@ -40,6 +40,7 @@ SLOW = (
     "integrations/test_lightly.py",
     "integrations/test_lightning.py",
     "integrations/test_sentence_transformers.py",
+    "methods/test_every_method.py",
     "mixing/test_embedding_space.py",
     "mixing/test_loss.py",
     "report/test_explore_browser.py",

@@ -109,6 +109,16 @@ if TYPE_CHECKING:
         LinearOptions,
     )
     from hardmix.settings.loss_options import LossConfig, MixConfig
+    from hardmix.settings.method_options import (
+        ByolOptions,
+        CmcOptions,
+        Co2Options,
+        InstDisOptions,
+        PclOptions,
+        PirlOptions,
+        SwavOptions,
+        UnmixOptions,
+    )
     from hardmix.settings.optimizer_options import OptimizerConfig
     from hardmix.settings.schedules import decreasing, mixing_started
     from hardmix.training.pretrain import pretrain
@@ -168,6 +178,10 @@ _HOME = {
     "settings.detection_options": "DetectionConfig",
     "settings.evaluation_options": "FinetuneConfig KnnOptions LinearConfig LinearOptions",
     "settings.loss_options": "LossConfig MixConfig",
+    "settings.method_options": (
+        "ByolOptions CmcOptions Co2Options InstDisOptions PclOptions PirlOptions SwavOptions"
+        " UnmixOptions"
+    ),
     "settings.optimizer_options": "OptimizerConfig",
     "settings.schedules": "decreasing mixing_started",
     "training.pretrain": "pretrain",
@@ -186,6 +200,9 @@ __all__ = [
     "WEIGHTS",
     "Accuracy",
     "Analysis",
+    "ByolOptions",
+    "CmcOptions",
+    "Co2Options",
     "Compute",
     "Contrast",
     "DataConfig",
@@ -200,6 +217,7 @@ __all__ = [
     "HardestNegatives",
     "ImageSet",
     "InputError",
+    "InstDisOptions",
     "KnnOptions",
     "LinearConfig",
     "LinearOptions",
@@ -215,14 +233,18 @@ __all__ = [
     "NegativeWeights",
     "OptimizerConfig",
     "OutputError",
+    "PclOptions",
     "Picture",
+    "PirlOptions",
     "PretrainConfig",
     "ProxyAccuracy",
     "Run",
     "Strategy",
+    "SwavOptions",
     "TrainConfig",
     "TrainedEncoder",
     "UnfinishedError",
+    "UnmixOptions",
     "UnreadableImage",
     "__version__",
     "above_positive",

@@ -35,7 +35,9 @@ def here(job: jobs.BenchJob, tell: jobs.Tell) -> list[jobs.Row]:
     return json.loads(json.dumps(rows))
 
 
-@pytest.mark.parametrize("part", ["loss", "step", "loader", "end-to-end", "memory", "growth"])
+@pytest.mark.parametrize(
+    "part", ["loss", "step", "methods", "loader", "end-to-end", "memory", "growth"]
+)
 def test_a_part_measures_every_variant_and_writes_their_ratios(part, tmp_path, monkeypatch):
     monkeypatch.setattr(suite, "available_cores", lambda: 1)  # many processes: see below
     out = tmp_path / "bench.json"

@@ -1,5 +1,7 @@
 """Collectives: no-ops on one process, and right between two real ones (gloo)."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed
@@ -14,6 +16,7 @@ from hardmix.models.encoders import (
     shuffle_across,
     split_batch_norm,
 )
+from hardmix.models.synchronised import synchronise_batch_norm
 from hardmix.runtime.distributed import (
     broadcast,
     gather,
@@ -53,6 +56,8 @@ def check_everything(number):
     """One start of two processes for every claim: starting them is what takes the time."""
     assert (rank(), world_size(), is_main()) == (number, 2, number == 0)
     check_gather_is_in_rank_order(number)
+    check_gradients_through_gather_are_those_of_one_process(number)
+    check_batch_norm_of_all_processes_is_that_of_one(number)
     check_broadcast_is_rank_0s(number)
     check_shuffle_round_trip(number)
     check_keys_return_to_their_query_as_on_one_process(number)
@@ -75,6 +80,45 @@ def check_gather_is_in_rank_order(number):
     assert both[0].dtype == torch.float32
     assert both[0][1:, 1].tolist() == [3, 9, 11, 5, 7, 13, 15]
     assert both[2].tolist() == [False] + [True] * 7
+
+
+def similarity_loss(mine, everyone):
+    """Mean over own rows, each compared with all rows: as an in-batch contrast."""
+    return torch.logsumexp(mine @ everyone.T, dim=1).mean()
+
+
+def check_gradients_through_gather_are_those_of_one_process(number):
+    layer = nn.Linear(3, 4).double()
+    nn.init.normal_(layer.weight, generator=torch.Generator().manual_seed(2))
+    nn.init.zeros_(layer.bias)
+    rows = images_of_all()[:, :, 0, 0].double()
+    outputs = layer(rows)
+    expected = torch.autograd.grad(similarity_loss(outputs, outputs), layer.weight)[0]
+    mine = layer(rows.chunk(2)[number])
+    everyone = gather(mine, with_gradient=True)
+    assert torch.equal(everyone, outputs)
+    mean = torch.autograd.grad(similarity_loss(mine, everyone), layer.weight)[0]
+    mean = gather(mean[None]).mean(dim=0)  # as DistributedDataParallel does
+    torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        assert not gather(mine, with_gradient=True).requires_grad
+
+
+def check_batch_norm_of_all_processes_is_that_of_one(number):
+    images = images_of_all().double()
+    for norm, batch in [(nn.BatchNorm2d(3), images), (nn.BatchNorm1d(3), images[:, :, 0, 0])]:
+        alone = norm.double()
+        nn.init.uniform_(alone.weight, 0.5, 2, generator=torch.Generator().manual_seed(4))
+        shared = synchronise_batch_norm(copy.deepcopy(alone), torch.device("cpu"))
+        whole = batch.clone().requires_grad_()
+        part = batch.chunk(2)[number].clone().requires_grad_()
+        expected, found = alone(whole), shared(part)
+        torch.testing.assert_close(found, expected.chunk(2)[number])
+        expected.sin().mean().backward()
+        found.sin().mean().backward()
+        torch.testing.assert_close(part.grad, 2 * whole.grad.chunk(2)[number])  # of a mean of two
+        torch.testing.assert_close(shared.state_dict(), alone.state_dict())
+        torch.testing.assert_close(shared.eval()(part), alone.eval()(part))
 
 
 def check_broadcast_is_rank_0s(number):

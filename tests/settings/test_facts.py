@@ -134,7 +134,7 @@ def test_types_of_settings_are_those_a_command_line_and_a_file_can_say():
 
 @pytest.mark.parametrize("method", METHOD_FACTS)
 def test_a_setting_that_a_method_does_not_use_makes_no_other_run(method):
-    config = settings(dataclasses.replace(PretrainConfig(), method=method))
+    config = settings(RECIPES["imagenet100"].build(method, False))
     unused = {name for name in FACTS if not METHOD_FACTS[method].uses(name)}
     assert not unused & identity(config).keys()
     assert identity({**config, **dict.fromkeys(unused, "other")}) == identity(config)

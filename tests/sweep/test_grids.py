@@ -47,15 +47,17 @@ def test_every_number_of_a_table_has_its_row_or_is_left_out_by_name(grid, source
         if row.reproduced:
             assert row in taken, row
         else:
-            assert row not in taken
-            assert row.method in LEFT_OUT, row.method
+            assert (row in taken) != (row.method in LEFT_OUT), row.method
     # One number has one row: none is shown under two labels.
     assert len(found) == len(taken)
 
 
 def test_what_is_left_out_is_in_the_paper():
     copied = {row.method for row in printed_rows() if not row.reproduced}
-    assert set(LEFT_OUT) == copied
+    trained = {row.printed for _, row in EVERY_ROW} - {""}
+    assert set(LEFT_OUT) == copied - trained
+    numbers_only = {name for name, why in LEFT_OUT.items() if "numbers only" in why}
+    assert numbers_only == {"SeLa", "DeeperCluster", "InterCLR"}
 
 
 @pytest.mark.parametrize("grid", SOURCES)
@@ -70,12 +72,22 @@ def test_every_row_of_a_table_finds_all_its_numbers(grid):
         "table3": {"APbb", "APbb50", "APbb75", "APmk", "APmk50", "APmk75"},
     }
     for row in GRIDS[grid].rows:
-        assert {metric for _, metric in paper_numbers(row)} == metrics[grid], row.label
+        found = {metric for _, metric in paper_numbers(row)}
+        assert found == metrics[grid] or (row.printed and found and found < metrics[grid])
 
 
 @pytest.mark.parametrize(
     ("grid", "label", "metric", "value"),
     [
+        ("table1", "MoCo+iMix", "top1", 74.2),
+        ("table1", "CMC", "top1", 75.7),
+        ("table1", "CMC+iMix", "top1", 75.9),
+        ("table2", "SimCLR", "top1", 66.6),
+        ("table2", "MoCo+Image Mixture", "AP50", 76.4),
+        ("table2", "SwAV, 800 epochs", "top1", 75.3),
+        ("table2-supp", "PCL v2", "top1", 67.6),
+        ("table2-supp", "MoCo-v2+CO2", "AP75", 64.1),
+        ("table3", "InfoMin Aug.", "APmk", 34.1),
         ("table1", "MoCo (t = 0.07)", "top1", 74.0),
         ("table1", "MoCo (t = 0.2)", "top1", 75.9),
         ("table1", "MoCo-v2", "top1", 78.0),
@@ -125,6 +137,7 @@ def test_the_papers_scale_is_the_recipe_with_the_rows_own_settings(grid, row):
     expected = replace(recipe, train=train, mix=mix)
     for name, value in row.changes:
         group, setting = name.split(".")
+        group = "options" if group == row.method else group
         assert getattr(getattr(config, group), setting) == value
         changed = replace(getattr(expected, group), **{setting: value})
         expected = replace(expected, **{group: changed})
@@ -149,7 +162,8 @@ def test_small_scales_keep_the_papers_ratios_and_tell_rows_apart(grid, scale):
         queue = config.train.queue_size
         assert [each / queue for each in ours] == [each / row.queue_size for each in row.mix]
         share = mix.warm_up_epochs / base.train.epochs
-        assert abs(share - 10 / 200) * base.train.epochs <= 0.5
+        theirs = RECIPES[row.recipe].build("mochi", False).mix.warm_up_epochs / 200
+        assert abs(share - theirs) * base.train.epochs <= 0.5
 
 
 def test_cifar10s_own_setting_is_that_of_table_1():
@@ -165,6 +179,7 @@ def test_a_temperature_that_is_moco_v2s_stays_moco_v2s():
     chosen = {
         row.label: config_at(row, "cifar10", temperature=0.3).train.temperature
         for row in GRIDS["table1"].rows
+        if not row.printed  # these have their own
     }
     assert chosen.pop(first.label) == 0.07
     assert (
@@ -209,7 +224,7 @@ def test_printed_gains_are_over_the_row_that_ours_are_over():
         for row in GRIDS[grid].rows:
             base = baseline_of(row, GRIDS[grid].rows)
             for key, number in paper_numbers(row).items():
-                if number.gain is not None:
+                if number.gain is not None and not row.printed:  # over MoCo and CMC, copied too
                     difference = number.value - paper_numbers(base)[key].value
                     assert abs(difference - number.gain) < 0.11, (row.label, key)
                     checked += 1

@@ -117,7 +117,7 @@ def _is_plain(config: PretrainConfig) -> bool:
 
 
 def _mixes(config: PretrainConfig) -> bool:
-    return config.uses("mix.num_pairs")
+    return config.mixes
 
 
 def _setting(config: PretrainConfig) -> tuple[int, int, int]:

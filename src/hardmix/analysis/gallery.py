@@ -67,7 +67,7 @@ def look_at_queue(run: Run) -> Found:
     images = open_images(config.data, "train", config.train.seed)
     if manifest["data"] != fingerprint(images):
         raise InputError("its images have changed since: the queue's ids refer to other images.")
-    method = restore(config, tensors)
+    method = restore(config, tensors, len(images))
     assert method.memory is not None, "it uses train.queue_size"
     scene = look(method, method.memory, images, sample_ids(images, config.train.seed))
     queries = [_query(scene, row) for row in range(len(scene.ids))]
@@ -77,9 +77,12 @@ def look_at_queue(run: Run) -> Found:
     return [replace(gallery(queries, note), mark=mark)], []
 
 
-def restore(config: PretrainConfig, tensors: dict[str, Tensor]) -> Method:
+def restore(
+    config: PretrainConfig, tensors: dict[str, Tensor], num_images: int | None = None
+) -> Method:
     """Restore encoders and queue from a checkpoint, in evaluation mode."""
-    method = build_method(config, Materials(choose_compute("cpu", "fp32")))
+    materials = Materials(choose_compute("cpu", "fp32"), num_images=num_images)
+    method = build_method(config, materials)
     prefix = "objective."
     state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
     try:

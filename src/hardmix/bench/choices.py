@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from hardmix.errors import InputError
 
-PartName = Literal["loss", "step", "loader", "end-to-end", "start", "memory", "growth"]
+PartName = Literal["loss", "step", "methods", "loader", "end-to-end", "start", "memory", "growth"]
 PARTS: tuple[PartName, ...] = get_args(PartName)
 Device = Literal["auto", "cpu", "cuda"]
 QUICK_ROUNDS = 2

@@ -24,10 +24,10 @@ class LightlyStep:
     def __init__(
         self, trunk: nn.Module, width: int, size: int, temperature: float, device: str
     ) -> None:
-        losses, tools = _lightly("loss"), _lightly("models.utils")
+        losses, tools = lightly("loss"), lightly("models.utils")
         self._update_momentum: Callable[..., None] = tools.update_momentum
         self.trunk = trunk
-        self.head: nn.Module = _lightly("models.modules").MoCoProjectionHead(width, width, DIM)
+        self.head: nn.Module = lightly("models.modules").MoCoProjectionHead(width, width, DIM)
         self.key_trunk, self.key_head = copy.deepcopy(self.trunk), copy.deepcopy(self.head)
         for network in (self.key_trunk, self.key_head):
             tools.deactivate_requires_grad(network)
@@ -55,7 +55,7 @@ class LightlyViews:
     """Its MoCo-v2 views of a PIL image."""
 
     def __init__(self, size: int) -> None:
-        make = _lightly("transforms").MoCoV2Transform
+        make = lightly("transforms").MoCoV2Transform
         self.transform: Callable[[Image.Image], Sequence[Tensor]] = make(input_size=size)
 
     def __call__(self, image: Image.Image) -> list[Float[Tensor, "3 size size"]]:
@@ -63,6 +63,6 @@ class LightlyViews:
         return list(self.transform(image))
 
 
-def _lightly(name: str) -> Any:
+def lightly(name: str) -> Any:
     """Import one of lightly's modules, which is optional, slow to import and untyped."""
     return import_module(f"lightly.{name}")

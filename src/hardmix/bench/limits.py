@@ -4,7 +4,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hardmix.bench import end_to_end, loader_speed, loss_speed, start, step_speed
+from hardmix.bench import (
+    end_to_end,
+    loader_speed,
+    loss_speed,
+    method_speed,
+    start,
+    step_speed,
+)
 from hardmix.bench.jobs import Row, Setup
 
 BUSY = 0.1
@@ -67,6 +74,16 @@ LIMITS: tuple[Limit, ...] = (
         _at_most("step", setting, f"mochi_{precision}", f"moco_{precision}", 1.05)
         for setting in (_RESNET18, _RESNET50)
         for precision in ("bf16", "fp32")
+    ),
+    *(
+        _faster(
+            "methods",
+            method_speed.setting(method, step_speed.RESNET18),
+            f"lightly_{method}",
+            f"{method}_fp32",
+            1.0,
+        )
+        for method in method_speed.COMPARED
     ),
     _faster("loader", loader_speed.SMALL_IMAGES, "official", "hardmix", 5.0),
     _at_most("loader", loader_speed.SMALL_FILES, "files", "memory", 1 / 0.9),

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from hardmix.bench.jobs import Row
 from hardmix.bench.limits import BUSY
+from hardmix.settings.methods import METHOD_FACTS
 
 NAMES = {
     "plain_moco": "plain MoCo",
@@ -22,6 +23,15 @@ NAMES = {
     "mochi_bf16": "hardmix MoCHi, bf16",
     "mochi_bf16_together": "hardmix MoCHi, bf16, keys in one group",
     "moco_bf16": "hardmix MoCo-v2, bf16",
+    **{
+        f"{name}_{precision}": f"hardmix {METHOD_FACTS[name].title}, {precision}"
+        for name in ("simclr", "byol", "swav")
+        for precision in ("fp32", "bf16")
+    },
+    **{
+        f"lightly_{name}": f"lightly ({METHOD_FACTS[name].title})"
+        for name in ("simclr", "byol", "swav")
+    },
 }
 """Titles of the variants."""
 

@@ -14,6 +14,7 @@ from hardmix.bench import (
     loader_speed,
     loss_speed,
     memory_use,
+    method_speed,
     start,
     step_speed,
 )
@@ -37,6 +38,7 @@ from hardmix.runtime.device import choose_compute
 PLANS: dict[str, Callable[[Setup], list[BenchJob]]] = {
     "loss": loss_speed.plan,
     "step": step_speed.plan,
+    "methods": method_speed.plan,
     "loader": loader_speed.plan,
     "end-to-end": end_to_end.plan,
     "start": start.plan,

@@ -14,6 +14,7 @@ from hardmix.bench import (
     loader_speed,
     loss_speed,
     memory_use,
+    method_speed,
     start,
     step_speed,
 )
@@ -23,6 +24,7 @@ from hardmix.errors import InputError
 MEASURES: dict[str, Callable[[dict[str, Any], Tell], list[Row]]] = {
     "loss": loss_speed.measure,
     "step": step_speed.measure,
+    "methods": method_speed.measure,
     "loader": loader_speed.measure,
     "end-to-end": end_to_end.measure,
     "start": start.measure,

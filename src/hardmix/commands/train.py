@@ -1,12 +1,15 @@
 """Commands for training: pretrain, demo, recipes, imagenet100."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 from hardmix.commands import argv, processes
 from hardmix.commands.options import Help, make_options, parse, run_settings
+from hardmix.errors import InputError
 from hardmix.settings.config import DataConfig
+from hardmix.settings.methods import METHOD_FACTS, MethodName
 from hardmix.settings.recipes import RECIPES
 
 SHAPES = DataConfig(name="shapes", image_size=32, blur=False)
@@ -15,6 +18,7 @@ SHAPES = DataConfig(name="shapes", image_size=32, blur=False)
 def pretrain(arguments: list[str]) -> None:
     """Train an encoder on images, without labels."""
     base, rest = argv.run_config(arguments)
+    check_mixing(base.method, rest)
     fields, back = run_settings(base, rest)
     own = [
         (
@@ -58,6 +62,16 @@ def pretrain(arguments: list[str]) -> None:
             options.out,
             resume="auto" if options.resume == "auto" else options.resume == "yes",
             allow_changed_data=options.allow_changed_data,
+        )
+
+
+def check_mixing(method: MethodName, arguments: Sequence[str]) -> None:
+    """Raise InputError if points are asked of a method that has no negatives."""
+    reason = METHOD_FACTS[method].no_mixing
+    asked = [each.partition("=")[0] for each in arguments if each.startswith("--mix.")]
+    if reason and asked:
+        raise InputError(
+            f"{asked[0]} with --method {method}: {reason}. Omit --mix.*, or choose another method."
         )
 
 

@@ -12,7 +12,7 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float32, Int64, UInt8
+from jaxtyping import Float32, Float64, Int64, UInt8
 from torch import Tensor
 from torch.nn.functional import interpolate
 from torchvision.transforms.v2 import functional
@@ -20,6 +20,7 @@ from torchvision.transforms.v2 import functional
 from hardmix.data import image_ops
 from hardmix.data.device_colours import DeviceColours, apply_colours_, plan_colours
 from hardmix.data.image_ops import CropBoxes, normalise, resized_crops
+from hardmix.data.rand_augment import RAND_DRAWS, Operation, rand_stages
 from hardmix.data.small_crops import crop_equals
 from hardmix.data.view_parameters import (
     COLOUR_DRAWS,
@@ -41,9 +42,6 @@ CACHED = 1 << 20
 ALONE = 1 << 16
 """Numbers in an image from which on a CPU colours one image at a time."""
 
-Operation = Callable[[Tensor, Tensor | slice], None]
-"""Changes images in place, told which rows of the parameters are theirs."""
-
 
 class Stage(NamedTuple):
     """A step of the recipe: each sample goes through one of these operations or through none."""
@@ -54,11 +52,15 @@ class Stage(NamedTuple):
 
 
 def colour_stages(
-    parameters: ColourParameters, augmentation: Augmentation, channels: int
+    parameters: ColourParameters,
+    augmentation: Augmentation,
+    channels: int,
+    rand: Float64[Tensor, "batch draws"] | None = None,
 ) -> list[Stage]:
     """Official MoCo's order after the crop. v1: grey, jitter, flip; v2: jitter, grey, blur, flip.
 
     Images without three channels have no saturation, hue or grey; brightness and contrast stay.
+    `rand` are the random numbers of InfoMin's two operations of RandAugment.
     """
 
     def adjust(operation: Callable[[Tensor, Tensor], None], factor: Tensor) -> Operation:
@@ -79,8 +81,12 @@ def colour_stages(
     orders = {
         "moco-v1": [*grey, *jitter, flip],
         "moco-v2": [*jitter, *grey, blur, flip],
+        "simclr": [*jitter, *grey, blur, flip],
         "plain": [flip],
     }
+    if augmentation == "infomin":
+        assert rand is not None
+        return [*jitter, blur, *(Stage(*each) for each in rand_stages(rand)), *grey, flip]
     return orders[augmentation]
 
 
@@ -134,11 +140,13 @@ def make_views(
     seed: int,
     epoch: int,
     views: int = 2,
+    first: int = 0,
+    max_scale: float = 1.0,
 ) -> Views:
     """The views of images of one size, on their device; by (seed, epoch, id, view) alone."""
     height, width = (torch.full((views * len(ids),), side) for side in images.shape[2:])
-    draws = draw_views(ids, seed, epoch, CROP_DRAWS + COLOUR_DRAWS, views)
-    boxes = draw_crops(draws[:, :CROP_DRAWS], height, width, config.min_scale)
+    draws = draw_views(ids, seed, epoch, _draws(config), views, first)
+    boxes = draw_crops(draws[:, :CROP_DRAWS], height, width, config.min_scale, max_scale)
     if images.device.type != "cpu":
         plan = _plan(draws, config, images.device, torch.stack(boxes, dim=1))
         some = images.index_select(0, plan.source.remainder(len(ids)))
@@ -159,12 +167,15 @@ def crop_views(
     seed: int,
     epoch: int,
     views: int = 2,
+    first: int = 0,
+    max_scale: float = 1.0,
 ) -> UInt8[Tensor, "{views} batch channels size size"]:
     """The first half of `make_views` for images of any size: a worker's part."""
     sides = [images.shape[2:]] if isinstance(images, Tensor) else [i.shape[1:] for i in images]
     heights, widths = torch.tensor(sides).expand(len(images), 2).T
-    draws = draw_views(ids, seed, epoch, CROP_DRAWS, views)
-    boxes = draw_crops(draws, heights.repeat(views), widths.repeat(views), config.min_scale)
+    draws = draw_views(ids, seed, epoch, CROP_DRAWS, views, first)
+    sides_of_all = heights.repeat(views), widths.repeat(views)
+    boxes = draw_crops(draws, *sides_of_all, config.min_scale, max_scale)
     together = crop_equals(images, boxes, config.image_size) if _resizes_bytes() else None
     if together is not None:
         return together
@@ -201,10 +212,11 @@ def colour_views(
     seed: int,
     epoch: int,
     out: Float32[Tensor, "views batch channels size size"] | None = None,
+    first: int = 0,
 ) -> Views:
     """The second half, for a batch of what `crop_views` gave; into `out`, if there is one."""
     flat = crops.flatten(0, 1)
-    draws = draw_views(ids, seed, epoch, CROP_DRAWS + COLOUR_DRAWS, len(crops))
+    draws = draw_views(ids, seed, epoch, _draws(config), len(crops), first)
     if crops.device.type != "cpu":
         plan = _plan(draws, config, crops.device, torch.empty(len(draws), 0))
         some = flat.index_select(0, plan.source).float().div_(255)
@@ -218,9 +230,13 @@ def colour_views(
 
 def _draw_colours(draws: Tensor, config: DataConfig) -> ColourParameters:
     """The numbers after those of the crop, as the settings have it."""
-    return draw_colours(
-        draws[:, CROP_DRAWS:], config.augmentation, config.blur, config.colour_strength
-    )
+    colours = draws[:, CROP_DRAWS : CROP_DRAWS + COLOUR_DRAWS]
+    return draw_colours(colours, config.augmentation, config.blur, config.colour_strength)
+
+
+def _draws(config: DataConfig) -> int:
+    """How many random numbers a view takes."""
+    return CROP_DRAWS + COLOUR_DRAWS + (RAND_DRAWS if config.augmentation == "infomin" else 0)
 
 
 def _plan(draws: Tensor, config: DataConfig, device: torch.device, more: Tensor) -> DeviceColours:
@@ -243,8 +259,8 @@ def _coloured(
     out: Tensor | None = None,
 ) -> Views:
     """Colours for all views at once, on a CPU; `crop` gives the views in these rows."""
-    parameters = _draw_colours(draws, config)
-    stages = colour_stages(parameters, config.augmentation, config.channels)
+    parameters, rest = _draw_colours(draws, config), draws[:, CROP_DRAWS + COLOUR_DRAWS :]
+    stages = colour_stages(parameters, config.augmentation, config.channels, rest)
     mean, std = channel_statistics(config.channels)
     shape = config.channels, config.image_size, config.image_size
     piece = 1 if _alone(shape) else max(1, CACHED // math.prod(shape))

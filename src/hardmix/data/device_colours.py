@@ -116,7 +116,7 @@ def apply_colours_(images: Images, plan: DeviceColours, augmentation: Augmentati
         _grey_(images, plan)
     if augmentation != "plain":
         _jitter_(images, plan)
-    if augmentation == "moco-v2":
+    if augmentation in ("moco-v2", "simclr"):
         _grey_(images, plan)
         _blur_(images, plan)
     flip = plan.flip.view(-1, 1, 1, 1) > 0

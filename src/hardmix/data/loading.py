@@ -14,11 +14,7 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from hardmix.data.augment import (
-    channel_statistics,
-    colour_views,
-    make_views,
-)
+from hardmix.data.augment import channel_statistics
 from hardmix.data.batches import Batch, Loader, batch_of, rows_of, steps_of
 from hardmix.data.datasets import checked, data_name, open_images
 from hardmix.data.image_ops import normalise
@@ -26,6 +22,7 @@ from hardmix.data.image_set import UNKNOWN, ImageSet
 from hardmix.data.own_views import Pipeline, choose_pipelines, make_own_views
 from hardmix.data.shard_index import is_indexed
 from hardmix.data.shard_loading import ShardLoader
+from hardmix.data.view_kinds import ViewKind, ViewMaker, check_own_pipelines, usual_views
 from hardmix.data.worker_reads import (
     ReadImages,
     check_unreadable,
@@ -50,7 +47,7 @@ def open_loader(
     data: DataConfig,
     train: TrainConfig,
     device: torch.device,
-    views: int = 2,
+    views: int | Sequence[ViewKind] = 2,
     own: ImageSet | None = None,
     pipeline: Pipeline | Sequence[Pipeline] | None = None,
     labelled: bool = False,
@@ -61,10 +58,13 @@ def open_loader(
     data.augmentation. `labelled` leaves out images whose class is unknown,
     where others have one.
     """
-    pipelines = choose_pipelines(data, pipeline, views)
+    kinds = usual_views(views) if isinstance(views, int) else tuple(views)
+    pipelines = choose_pipelines(data, pipeline, sum(kind.number for kind in kinds))
+    if pipelines is not None:
+        check_own_pipelines(kinds)
     options = (data, train.batch_size, train.seed, device, rank(), world_size())
     if own is None and data_name(data) == "shards" and not is_indexed(data.root or ""):
-        stream = ShardLoader(*options, views=views, parts=train.accumulate, pipelines=pipelines)
+        stream = ShardLoader(*options, views=kinds, parts=train.accumulate, pipelines=pipelines)
         return None, stream
     if own is None:
         images = open_images(data, "train", train.seed)
@@ -75,7 +75,7 @@ def open_loader(
         if len(known) < len(images):
             say(f"Training on the {len(known)} of {len(images)} images whose class is known.")
         images = known
-    loader = ViewLoader(images, *options, views=views, parts=train.accumulate, pipelines=pipelines)
+    loader = ViewLoader(images, *options, views=kinds, parts=train.accumulate, pipelines=pipelines)
     if pipelines is not None:  # wrong ones are said now, not by a worker process later
         first = torch.tensor([first_readable(images)])
         image = images.image(int(first))
@@ -101,7 +101,7 @@ class ViewLoader:
         device: torch.device,
         rank: int = 0,
         world_size: int = 1,
-        views: int = 2,
+        views: int | Sequence[ViewKind] = 2,
         parts: int = 1,
         pipelines: tuple[Pipeline, ...] | None = None,
         keep_last: bool = False,
@@ -109,7 +109,9 @@ class ViewLoader:
         self.steps_per_epoch = steps_of(len(images), batch_size)
         if keep_last:
             self.steps_per_epoch = math.ceil(len(images) / batch_size)
-        self._views, self._pipelines = views, pipelines
+        kinds = usual_views(views) if isinstance(views, int) else views
+        self._maker, self._pipelines = ViewMaker(kinds, config, seed), pipelines
+        self._coloured_on = torch.device("cpu") if self._maker.on_cpu else device
         self.images, self.config, self.seed, self.device = images, config, seed, device
         self.batch_size, self._rows = batch_size, rows_of(rank, world_size, batch_size, parts)
         self.unreadable: dict[int, str] = {}
@@ -134,9 +136,9 @@ class ViewLoader:
             return
         for ids in steps:
             with timed("decode"):
-                pixels = send(self.images.tensor[ids], self.device)
+                pixels = send(self.images.tensor[ids], self._coloured_on)
             with timed("augment"):
-                views = make_views(pixels, ids, self.config, self.seed, epoch, self._views)
+                views = self._sent(self._maker.make(pixels, ids, epoch))
             yield batch_of(views, labels_of(self.images, ids), ids)
 
     def sizes(self, step: int) -> tuple[int, int]:
@@ -146,15 +148,9 @@ class ViewLoader:
 
     def _from_files(self, epoch: int, steps: list[Tensor]) -> Iterator[Batch]:
         if self._pool is None:
-            whole = self.config.workers > 0 and self.device.type == "cpu"
-            reader = partial(
-                read_views,
-                self.images,
-                self.config,
-                self.seed,
-                self._views if self._pipelines is None else self._pipelines,
-                whole,
-            )
+            whole = self.config.workers > 0 and self._coloured_on.type == "cpu"
+            maker = self._maker if self._pipelines is None else self._pipelines
+            reader = partial(read_views, self.images, self.config, self.seed, maker, whole)
             self._pool = WorkerPool(reader, self.config.workers, self.device)
         reading = self._pool.run([(epoch, ids.tolist()) for ids in steps])
         for read in timed_each("waiting" if self.config.workers else "decode", reading):
@@ -162,11 +158,18 @@ class ViewLoader:
             self.unreadable |= read.unreadable
             check_unreadable(self.unreadable, self.images, self.config.max_unreadable)
             with timed("augment"):
-                pixels = send(read.pixels, self.device)
-                views: Sequence[Tensor] = tuple(pixels)
-                if pixels.dtype == torch.uint8:
-                    views = colour_views(pixels, read.ids, self.config, self.seed, epoch)
+                where = self._coloured_on if read.pixels.dtype == torch.uint8 else self.device
+                kinds = [send(pixels, where) for pixels in (read.pixels, *read.more)]
+                views: Sequence[Tensor] = [view for pixels in kinds for view in pixels]
+                if read.pixels.dtype == torch.uint8:
+                    views = self._sent(self._maker.colour(kinds, read.ids, epoch))
             yield batch_of(views, labels_of(self.images, read.ids), read.ids)
+
+    def _sent(self, views: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The views on the training device, if they were coloured elsewhere."""
+        if self._coloured_on == self.device:
+            return views
+        return [send(view, self.device) for view in views]
 
     def close(self) -> None:
         """End the worker processes, if there are any; the next epoch starts new ones."""
@@ -221,7 +224,7 @@ def evaluation_batches(
     jobs = [ids.tolist() for ids in torch.arange(len(images)).split(batch_size) if len(ids)]
     unreadable: dict[int, str] = {}
     try:
-        for pixels, ids, new, _ in pool.run(jobs):
+        for pixels, ids, new, *_ in pool.run(jobs):
             unreadable |= new
             check_unreadable(unreadable, images, max_unreadable)
             if len(ids):

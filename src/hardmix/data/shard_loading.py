@@ -1,15 +1,15 @@
 """Batches of two views from WebDataset archives, which are a stream and not a numbered set."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-from hardmix.data.augment import colour_views, crop_views
 from hardmix.data.batches import Batch, batch_of, rows_of, steps_of
 from hardmix.data.own_views import Pipeline, make_own_views
 from hardmix.data.shards import ShardImage, open_shards
+from hardmix.data.view_kinds import ViewKind, ViewMaker, usual_views
 from hardmix.errors import InputError
 from hardmix.runtime.device import send
 from hardmix.runtime.profile import timed
@@ -30,11 +30,12 @@ class ShardLoader:
         device: torch.device,
         rank: int = 0,
         world_size: int = 1,
-        views: int = 2,
+        views: int | Sequence[ViewKind] = 2,
         parts: int = 1,
         pipelines: tuple[Pipeline, ...] | None = None,
     ) -> None:
-        self._views, self._pipelines = views, pipelines
+        kinds = usual_views(views) if isinstance(views, int) else views
+        self._maker, self._pipelines = ViewMaker(kinds, config, seed), pipelines
         if config.num_images is None:
             raise InputError(
                 "data.num_images is not set, and shards do not record how many images they hold:"
@@ -85,9 +86,11 @@ class ShardLoader:
         numbers = torch.tensor(ids)
         with timed("augment"):
             if self._pipelines is None:
-                crops = crop_views(images, numbers, *options, self._views)
-                views = colour_views(send(crops, self.device), numbers, *options)
+                crops = self._maker.crop(images, numbers, epoch)
+                if not self._maker.on_cpu:
+                    crops = [send(kind, self.device) for kind in crops]
+                made: Sequence[Tensor] = self._maker.colour(crops, numbers, epoch)
             else:
-                made = make_own_views(images, numbers, self._pipelines, *options)
-                views = tuple(send(made, self.device))
+                made = tuple(make_own_views(images, numbers, self._pipelines, *options))
+            views = [send(view, self.device) for view in made]
         return batch_of(views, torch.tensor(labels), numbers)

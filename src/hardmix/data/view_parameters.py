@@ -22,6 +22,14 @@ CROP_DRAWS = 2 * ATTEMPTS + 2
 COLOUR_DRAWS = 13
 """Random numbers that a view takes: crop first, then colours."""
 
+JITTERS: dict[Augmentation, tuple[float, float]] = {
+    "moco-v2": (0.4, 0.1),
+    "simclr": (0.8, 0.2),
+    "infomin": (0.8, 0.2),
+}
+"""Augmentations that jitter four of five views, turn one of five grey and blur every other one:
+strength of brightness, contrast and saturation, and of hue."""
+
 RATIOS = (3 / 4, 4 / 3)
 """Width over height of a crop, least and most."""
 
@@ -52,14 +60,15 @@ def draw_crops(
     heights: Int64[Tensor, " batch"],
     widths: Int64[Tensor, " batch"],
     min_scale: float,
+    max_scale: float = 1.0,
 ) -> CropBoxes:
-    """As RandomResizedCrop(scale=(min_scale, 1)) of torchvision: a share of the area and a shape.
+    """As torchvision's RandomResizedCrop(scale=(min_scale, max_scale)): share of the area, shape.
 
     The first of ten attempts that fits the image is taken, at a random place; if none does, the
     largest crop of an allowed shape from the centre.
     """
     h, w = heights.double(), widths.double()
-    area = (h * w)[:, None] * (min_scale + (1 - min_scale) * draws[:, :ATTEMPTS])
+    area = (h * w)[:, None] * (min_scale + (max_scale - min_scale) * draws[:, :ATTEMPTS])
     low, high = math.log(RATIOS[0]), math.log(RATIOS[1])
     ratio = torch.exp(low + (high - low) * draws[:, ATTEMPTS : 2 * ATTEMPTS])
     tall, wide = (area / ratio).sqrt_().round_(), (area * ratio).sqrt_().round_()
@@ -84,12 +93,13 @@ def draw_colours(
 
     v1: grey 0.2; ColorJitter(0.4, 0.4, 0.4, 0.4) always; flip 0.5.
     v2: ColorJitter(0.4, 0.4, 0.4, 0.1) 0.8; grey 0.2; blur of sigma U(0.1, 2) 0.5; flip 0.5.
+    simclr and infomin: as v2, with ColorJitter(0.8, 0.8, 0.8, 0.2).
     `strength` multiplies the jitter's ranges and the probability of grey.
     """
-    second, plain = augmentation == "moco-v2", augmentation == "plain"
-    width = 0.4 * strength
+    second, plain = augmentation in JITTERS, augmentation == "plain"
+    width, turn = (strength * each for each in JITTERS.get(augmentation, (0.4, 0.4)))
     brightness, contrast, saturation = (1 - width + 2 * width * draws[:, 4:7].T).float()
-    hue = (0.1 if second else 0.4) * strength * (2 * draws[:, 7] - 1)
+    hue = turn * (2 * draws[:, 7] - 1)
     chances = draws.new_tensor([0.8, 0.2 * strength, 0.5, 0.5])
     jitter, grey, blurred, flip = (draws[:, 8:12] < chances).T
     return ColourParameters(
@@ -106,7 +116,9 @@ def draw_colours(
 
 
 def draw_views(
-    ids: Int64[Tensor, " batch"], seed: int, epoch: int, number: int, views: int = 2
+    ids: Int64[Tensor, " batch"], seed: int, epoch: int, number: int, views: int = 2, first: int = 0
 ) -> Float64[Tensor, "{views}*batch number"]:
-    """Random numbers of all query views, then of all key views."""
-    return torch.cat([uniform(seed, epoch, ids, view, number) for view in range(views)])
+    """Random numbers of all query views, then of all key views; of views from `first` on."""
+    return torch.cat(
+        [uniform(seed, epoch, ids, view, number) for view in range(first, first + views)]
+    )

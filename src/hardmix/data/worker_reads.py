@@ -8,14 +8,11 @@ import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
-from hardmix.data.augment import (
-    colour_views,
-    crop_views,
-    evaluation_crop,
-)
+from hardmix.data.augment import evaluation_crop
 from hardmix.data.image_files import UnreadableImage
 from hardmix.data.image_set import ImageSet
 from hardmix.data.own_views import Pipeline, make_own_views
+from hardmix.data.view_kinds import ViewMaker
 from hardmix.data.workers import empty_to_send
 from hardmix.errors import InputError
 from hardmix.settings.config import DataConfig
@@ -35,37 +32,40 @@ class ReadImages(NamedTuple):
     """Number of each image that is left out, and why."""
     seconds: float = 0.0
     """How long it took."""
+    more: Sequence[Tensor] = ()
+    """As `pixels`, of further kinds of views."""
 
 
 def read_views(
     images: ImageSet,
     config: DataConfig,
     seed: int,
-    views: int | tuple[Pipeline, ...],
+    maker: ViewMaker | tuple[Pipeline, ...],
     whole: bool,
     job: tuple[int, list[int]],
 ) -> ReadImages:
     """Decode and crop the views, if `whole` colour them too: a worker's part of training.
 
-    Your own pipelines, given instead of a number of views, do all of it.
+    Your own pipelines, given instead of the maker of views, do all of it.
     """
     started = time.perf_counter()
     epoch, wanted = job
     ids: list[Tensor] = []
-    crops: list[Tensor] = []
+    crops: list[Sequence[Tensor]] = []
     unreadable: dict[int, str] = {}
     allowed = _allowed(images, config.max_unreadable)
     for group_ids, group in _read_groups(images, wanted, unreadable, allowed):
         ids.append(torch.tensor(group_ids))
-        crops.append(_make(group, ids[-1], views, config, seed, epoch))
+        crops.append(_make(group, ids[-1], maker, config, seed, epoch))
     if len(unreadable) > allowed:
         return ReadImages(torch.empty(0, dtype=torch.uint8), torch.empty(0).long(), unreadable)
-    pixels, numbers = torch.cat(crops, dim=1), torch.cat(ids)
-    if whole and pixels.dtype == torch.uint8:
-        out = empty_to_send(pixels.shape)
-        colour_views(pixels, numbers, config, seed, epoch, out)
-        pixels = out
-    return ReadImages(pixels, numbers, unreadable, time.perf_counter() - started)
+    kinds, numbers = [torch.cat(kind, dim=1) for kind in zip(*crops, strict=True)], torch.cat(ids)
+    if whole and isinstance(maker, ViewMaker):
+        out = [empty_to_send(kind.shape) for kind in kinds]
+        maker.colour(kinds, numbers, epoch, out)
+        kinds = out
+    seconds = time.perf_counter() - started
+    return ReadImages(kinds[0], numbers, unreadable, seconds, kinds[1:])
 
 
 def _read_groups(
@@ -97,15 +97,15 @@ def _read_groups(
 def _make(
     images: Sequence[Tensor] | Tensor,
     ids: Tensor,
-    views: int | tuple[Pipeline, ...],
+    maker: ViewMaker | tuple[Pipeline, ...],
     config: DataConfig,
     seed: int,
     epoch: int,
-) -> Tensor:
-    """Crops, to be coloured; or finished views from your own pipeline."""
-    if isinstance(views, int):
-        return crop_views(images, ids, config, seed, epoch, views)
-    return make_own_views(list(images), ids, views, config, seed, epoch)
+) -> Sequence[Tensor]:
+    """Crops of every kind, to be coloured; or finished views from your own pipeline."""
+    if isinstance(maker, ViewMaker):
+        return maker.crop(images, ids, epoch)
+    return [make_own_views(list(images), ids, maker, config, seed, epoch)]
 
 
 def first_readable(images: ImageSet) -> int:

@@ -16,13 +16,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from hardmix.data.batches import Batch, Loader
+from hardmix.data.image_set import ImageSet
+from hardmix.data.view_kinds import ViewKind, usual_views
 from hardmix.mixing.infonce import Contrast
 from hardmix.mixing.plans import MixPlan, Strategy
 from hardmix.mixing.queue import MemoryQueue
 from hardmix.runtime.device import Compute
 from hardmix.runtime.distributed import agree_on_max, data_parallel, share_state
 from hardmix.settings.config import PretrainConfig
-from hardmix.settings.methods import MethodOptions
+from hardmix.settings.method_options import MethodOptions
 
 
 class TrainingPosition(NamedTuple):
@@ -34,6 +36,8 @@ class TrainingPosition(NamedTuple):
     """Index of the part of its batch (train.accumulate)."""
     described: bool = True
     """Whether `describe` will be called for this step; if not, its outcomes are dropped."""
+    progress: float = 0.0
+    """Fraction of the schedule that is done, for a method's own schedules."""
 
 
 class Materials(NamedTuple):
@@ -49,6 +53,8 @@ class Materials(NamedTuple):
     """Number of images in the data set; None for a stream."""
     num_classes: int = 0
     """Number of classes."""
+    images: ImageSet | None = None
+    """The images themselves, for methods that look at all of them between epochs."""
 
 
 @dataclass
@@ -69,7 +75,7 @@ class Method(nn.Module):
     Options: ClassVar[type[MethodOptions] | None] = None
     """Class of its own settings, `--NAME.*` on the command line; defined in settings/."""
     views: ClassVar[int] = 2
-    """Number of views per image."""
+    """Number of views per image, all as data.* says; for others see `view_kinds`."""
     needs_labels: ClassVar[bool] = False
     """Whether it needs labels."""
     trunk: nn.Module
@@ -82,6 +88,11 @@ class Method(nn.Module):
         self.config, self.materials = config, materials
         self.memory = None
         self._shared: dict[str, nn.Module] = {}  # not registered: they are not saved twice
+
+    @classmethod
+    def view_kinds(cls, config: PretrainConfig) -> tuple[ViewKind, ...]:  # noqa: ARG003
+        """Return the kinds of views that a batch has, in order: sizes, crops and colours."""
+        return usual_views(cls.views)
 
     def networks(self) -> dict[str, nn.Module]:
         """Return the networks to train, by name; the loop averages gradients over processes."""
@@ -112,18 +123,18 @@ class Method(nn.Module):
         trunk = [each for each in every if each in kept]
         return [{"params": rest}, {"params": trunk, "lr_factor": factor}]
 
-    def example(self, name: str) -> Float[Tensor, "2 channels size size"]:  # noqa: ARG002
-        """Return two black images as input for the network of this name."""
+    def example(self, name: str) -> tuple[Tensor, ...]:  # noqa: ARG002
+        """Return an input for the network of this name: two black images."""
         data = self.config.data
         images = torch.zeros(2, data.channels, data.image_size, data.image_size)
         images = images.to(self.materials.compute.device)
-        return images.contiguous(memory_format=torch.channels_last)
+        return (images.contiguous(memory_format=torch.channels_last),)
 
     def distribute(self) -> None:
         """Copy rank 0's state to all processes, and average gradients from now on."""
         share_state(self)
         self._shared = {
-            name: data_parallel(network, self.example(name))
+            name: data_parallel(network, *self.example(name))
             for name, network in self.networks().items()
         }
 

@@ -68,13 +68,14 @@ class MixingSchedule:
             return self.wanted and mixing_started(at.step, mix.warm_up_steps)
         return self.wanted and mixing_started(at.epoch, mix.warm_up_epochs)
 
-    def generator(self, at: TrainingPosition) -> RowsGenerator | RowDraws:
+    def generator(self, at: TrainingPosition, purpose: int = 0) -> RowsGenerator | RowDraws:
         """Return what draws a step's numbers: they do not depend on the number of processes.
 
         A generator for an own strategy, which may ask PyTorch for numbers with it, and for one
-        that draws for the whole batch.
+        that draws for the whole batch. `purpose` distinguishes the draws of several losses of one
+        step.
         """
-        seed = seed_of("mixing", self.config.train.seed, at.step, at.part, 0)
+        seed = seed_of("mixing", self.config.train.seed, at.step, at.part, purpose)
         chosen = STRATEGIES.get(self.config.mix.strategy)
         if self._own is None and not isinstance(chosen, FeatureTransformation):
             return RowDraws(seed, rank())

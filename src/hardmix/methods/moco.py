@@ -3,13 +3,10 @@
 MoCHi is MoCo whose loss mixes; MoCo v1 and v2 differ in settings alone (`recipes`).
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from hardmix.data.batches import Batch, Loader
@@ -20,48 +17,18 @@ from hardmix.methods.base import (
     TrainingPosition,
     check_embeddings,
 )
+from hardmix.methods.contrast_measures import ContrastOutcome, describe_contrast, hardness_of
 from hardmix.methods.mixing_schedule import MixingSchedule
-from hardmix.mixing.diagnostics import (
-    false_negatives_top,
-    false_parents,
-    matching_probability,
-    negative_mass,
-    proxy_accuracy,
-    similarity_histogram,
-)
 from hardmix.mixing.infonce import Contrast
 from hardmix.mixing.loss import MochiLoss
 from hardmix.mixing.plans import DrawsByRow, MixPlan
-from hardmix.mixing.queue import UNKNOWN, MemoryQueue, equal_and_known
+from hardmix.mixing.queue import UNKNOWN, MemoryQueue
 from hardmix.models.encoders import QueryKeyPair, ShuffledImages, build_encoder, encode_keys
-from hardmix.runtime.device import read_together
-from hardmix.runtime.distributed import gather, gather_batch, world_size
+from hardmix.runtime.distributed import gather_batch, world_size
 from hardmix.runtime.profile import timed
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.named_choices import QueueStart
-
-KINDS_OF = {
-    "mixed-with-key": ("pairs", "key"),
-    "mixcse": ("pairs", "key"),
-    "synco": ("pairs", "query", "beyond", "vector"),
-    "own": ("pairs", "query", "beyond", "key", "vector"),
-}
-"""Kinds of points of strategies that make others than MoCHi."""
-
-
-@dataclass
-class MocoOutcome(StepOutcome):
-    """Results of a part of a batch, described after the queue is updated."""
-
-    contrast: Contrast
-    plan: MixPlan | None
-    key: Float[Tensor, "batch dim"]
-    exclude: Tensor | None
-    labels: Tensor
-    """Labels of the queries."""
-    queue_labels: Tensor
-    """A copy, as those of the oldest keys are overwritten by then."""
 
 
 class Moco(Method):
@@ -101,8 +68,12 @@ class Moco(Method):
         with timed("key"):
             self.pair.update_key()
 
-    def loss(self, part: Batch, at: TrainingPosition) -> MocoOutcome:
+    def loss(self, part: Batch, at: TrainingPosition) -> ContrastOutcome:
         """Eq. 1 with the queue's keys and, once mixing has started, the points of a plan."""
+        return self.compare(*self.encode(part, at), part, at)
+
+    def encode(self, part: Batch, at: TrainingPosition) -> tuple[Tensor, Tensor]:
+        """Return queries and keys, the keys in shuffled groups and without gradient."""
         images = ShuffledImages(part.key, self._shuffle(len(part.ids), at))
         with timed("query"):
             query = self.network("query")(part.query)
@@ -110,6 +81,12 @@ class Moco(Method):
             key = images.encode(self.pair.key)
         if query.device.type == "cpu":  # a GPU would be waited for; there the gradients tell
             check_embeddings(query=query, key=key)
+        return query, key
+
+    def compare(
+        self, query: Tensor, key: Tensor, part: Batch, at: TrainingPosition, purpose: int = 0
+    ) -> ContrastOutcome:
+        """Return Eq. 1 for queries and keys; `purpose` distinguishes the draws of several calls."""
         with timed("loss"):
             exclude = self._exclude(part)
             outcome, plan = self._contrast(
@@ -119,17 +96,17 @@ class Moco(Method):
                 self.memory,
                 exclude,
                 mix=self.mixing.started(at),
-                generator=self.mixing.generator(at),
+                generator=self.mixing.generator(at, purpose),
             )
         labels = self.memory.labels.clone() if at.described else self.memory.labels
-        return MocoOutcome(outcome.loss, outcome, plan, key, exclude, part.labels, labels)
+        return ContrastOutcome(outcome.loss, outcome, plan, key, exclude, part.labels, labels)
 
     def after_step(self, batch: Batch, outcomes: Sequence[StepOutcome]) -> None:
         """Write this step's keys into the queue: after it was read, so no key meets itself.
 
         In the order of the global batch, so that the queue is the same on every rank.
         """
-        self._enqueue(batch, [each.key for each in cast("Sequence[MocoOutcome]", outcomes)])
+        self._enqueue(batch, [each.key for each in cast("Sequence[ContrastOutcome]", outcomes)])
 
     @torch.no_grad()
     def prepare(self, loader: Loader) -> None:
@@ -163,72 +140,14 @@ class Moco(Method):
         self.memory.ids.fill_(UNKNOWN)
         self.memory.labels.fill_(UNKNOWN)
 
-    @torch.no_grad()
     def describe(self, outcomes: Sequence[StepOutcome]) -> dict[str, float]:
         """Return Fig. 2's measures for the last part of a step, by name."""
-        last = cast("MocoOutcome", outcomes[-1])
-        outcome, plan = last.contrast, last.plan
-        accuracy = proxy_accuracy(outcome, last.exclude)
-        keys = gather(torch.cat([each.key for each in cast("Sequence[MocoOutcome]", outcomes)]))
-        false = equal_and_known(last.labels, last.queue_labels)
-        described = {
-            "proxy_accuracy": accuracy.real,
-            "proxy_accuracy_mixed": accuracy.mixed,
-            "positive_similarity": outcome.positive.mean(),
-            "hardest_similarity": outcome.real.amax(dim=1).mean(),
-            "spread": keys.std(dim=0).mean() * math.sqrt(self.config.model.dim),
-            "labelled": (gather(last.labels) >= 0).all(),
-        }
-        described |= self._mass(outcome, plan, last.exclude)
-        of_labels = {"false_negatives_top": false_negatives_top(outcome.real, false)}
-        if plan is not None:
-            parents = false_parents(plan, false)
-            of_labels["synthetic_one_false"] = parents.pairs_at_least_one
-            of_labels["synthetic_both_false"] = parents.pairs_both
-            of_labels["synthetic_query_false"] = parents.with_query
-        numbers = read_together(described | of_labels)
-        if not numbers.pop("labelled"):
-            numbers = {name: each for name, each in numbers.items() if name not in of_labels}
-        return numbers | {"queue_filled": float(self.memory.filled / len(self.memory))}
+        filled = float(self.memory.filled / len(self.memory))
+        return describe_contrast(outcomes, self.config) | {"queue_filled": filled}
 
-    def _mass(
-        self, outcome: Contrast, plan: MixPlan | None, exclude: Tensor | None
-    ) -> dict[str, Tensor]:
-        """Which negatives and points the loss looks at."""
-        temperature = self.config.train.temperature
-        mass = negative_mass(outcome, plan, temperature, exclude)
-        found = {"effective_negatives": mass.effective}
-        found |= {f"gradient_top_{number}": share for number, share in mass.top.items()}
-        if plan is None:
-            return found
-        found["synthetic_mass"] = mass.points
-        made = KINDS_OF.get(self.config.mix.strategy, ("pairs", "query"))
-        return found | {f"synthetic_mass_{name}": mass.kinds[name] for name in made}
-
-    @torch.no_grad()
     def hardness(self, outcomes: Sequence[StepOutcome]) -> dict[str, list[Any]]:
         """Return Fig. 2a for a step, and histograms of similarities."""
-        last = cast("MocoOutcome", outcomes[-1])
-        outcome, exclude = last.contrast, last.exclude
-        probability = matching_probability(outcome, self.config.train.temperature, exclude)
-        real = outcome.real if exclude is None else outcome.real.masked_fill(exclude, -torch.inf)
-        hardest = real.topk(min(self.config.mix.num_hardest, real.shape[1]), dim=1).values
-        histograms = {"positive": outcome.positive, "hardest": hardest}
-        if last.plan is not None:
-            pair = last.plan.partner >= 0
-            histograms["pairs"] = outcome.synthetic[pair]
-            histograms["with_query"] = outcome.synthetic[~pair]
-        counts = {name: similarity_histogram(values) for name, values in histograms.items()}
-        if world_size() > 1:
-            probability = gather(probability[None]).mean(dim=0)
-            counts = {
-                name: gather(torch.tensor([values])).sum(dim=0).tolist()
-                for name, values in counts.items()
-            }
-        return {
-            "matching_probability": [float(f"{value:.5g}") for value in probability.tolist()],
-            **counts,
-        }
+        return hardness_of(outcomes, self.config)
 
     @torch.no_grad()
     def contrast_images(

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hardmix.errors import InputError
+from hardmix.models.lab_pair import LabPair
 from hardmix.runtime.own_code import call_own, is_own, load_own
 
 RESNETS = (
@@ -63,6 +64,7 @@ def build_backbone(name: str, channels: int = 3, image_size: int | None = None) 
     - `resnet50` and the others of `RESNETS`: torchvision's, the fc an identity (official MoCo).
     - the same with `-cifar`, for 32 pixels: a 3x3 stem of stride 1, no max-pool (as SimCLR's).
     - `small`: `SmallResNet`, made for CPUs.
+    - `lab-NAME`: two of half the width, of lightness and of colours (CMC); NAME as in `HALVED`.
     - `resnet18-narrow`: a ResNet-18 of a quarter of the width, for detectors on CPUs.
     - `timm:NAME`: any timm model, without its classifier; `timm:NAME?img_size=96` with options.
     - `mypackage:make_net`: your own function, called with `channels` if it takes that.
@@ -96,25 +98,56 @@ def _resnet(name: str, channels: int) -> Backbone:
 
 def _narrow(channels: int) -> Backbone:
     """Build a ResNet-18 a quarter as wide as torchvision's: 0.7 M parameters, 128 features."""
-    block = torchvision_resnet.BasicBlock
+    return _thin_resnet("resnet18", channels, 16)
+
+
+def _small(channels: int, share: int = 1) -> Backbone:
+    trunk = SmallResNet(channels, share)
+    return Backbone(trunk, trunk.width)
+
+
+THIN_RESNETS: dict[str, tuple[Any, list[int]]] = {
+    "resnet18": (torchvision_resnet.BasicBlock, [2, 2, 2, 2]),
+    "resnet50": (torchvision_resnet.Bottleneck, [3, 4, 6, 3]),
+}
+"""Blocks of the ResNets that are also built at another width."""
+
+HALVED = ("small", "resnet18", "resnet18-cifar", "resnet50", "resnet50-cifar")
+"""Backbones that CMC has two halves of: 'lab-NAME'."""
+
+
+def _thin_resnet(name: str, channels: int, first: int) -> Backbone:
+    """Build a ResNet whose first stage has `first` planes instead of 64."""
+    block, layers = THIN_RESNETS[name.removesuffix("-cifar")]
     trunk: Any = torchvision_resnet.ResNet(block, [1, 1, 1, 1])
-    trunk.inplanes = 16
-    trunk.conv1 = nn.Conv2d(channels, 16, 7, stride=2, padding=3, bias=False)
-    trunk.bn1 = nn.BatchNorm2d(16)
-    trunk.layer1 = trunk._make_layer(block, 16, 2)
-    trunk.layer2 = trunk._make_layer(block, 32, 2, stride=2)
-    trunk.layer3 = trunk._make_layer(block, 64, 2, stride=2)
-    trunk.layer4 = trunk._make_layer(block, 128, 2, stride=2)
+    trunk.inplanes = first
+    trunk.conv1 = nn.Conv2d(channels, first, 7, stride=2, padding=3, bias=False)
+    if name.endswith("-cifar"):
+        trunk.conv1 = nn.Conv2d(channels, first, 3, padding=1, bias=False)
+        trunk.maxpool = nn.Identity()
+    trunk.bn1 = nn.BatchNorm2d(first)
+    for stage, number in enumerate(layers):
+        made = trunk._make_layer(block, first << stage, number, stride=1 if stage == 0 else 2)
+        setattr(trunk, f"layer{stage + 1}", made)
     trunk.fc = nn.Identity()
     for layer in trunk.modules():
         if isinstance(layer, nn.Conv2d):
             _initialise(layer)
-    return Backbone(trunk, 128)
+    return Backbone(trunk, (first << 3) * block.expansion)
 
 
-def _small(channels: int) -> Backbone:
-    trunk = SmallResNet(channels)
-    return Backbone(trunk, trunk.width)
+def _lab(name: str, channels: int) -> Backbone:
+    """Build CMC's pair: the backbone of this name twice, at half its width."""
+    if channels != 3:
+        raise InputError(
+            f"model.backbone=lab-{name} with data.channels={channels}: lightness and colours are"
+            " those of images with 3 channels."
+        )
+    light, colours = (
+        _small(each, share=2) if name == "small" else _thin_resnet(name, each, 32)
+        for each in (1, 2)
+    )
+    return Backbone(LabPair(light.trunk, colours.trunk), 2 * light.width)
 
 
 class SmallResNet(nn.Module):
@@ -128,9 +161,9 @@ class SmallResNet(nn.Module):
 
     WIDTHS = (32, 64, 128, 256)
 
-    def __init__(self, channels: int = 3) -> None:
+    def __init__(self, channels: int = 3, share: int = 1) -> None:
         super().__init__()
-        first, second, third, self.width = self.WIDTHS
+        first, second, third, self.width = (width // share for width in self.WIDTHS)
         self.conv1 = nn.Conv2d(channels, first, 3, stride=2, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(first)
         self.relu = nn.ReLU(inplace=True)
@@ -270,5 +303,6 @@ BACKBONES: dict[str, Callable[[int], Backbone]] = {
     "resnet18-narrow": _narrow,
     **{name: partial(_resnet, name) for name in RESNETS},
     **{f"{name}-cifar": partial(_resnet, f"{name}-cifar") for name in RESNETS},
+    **{f"lab-{name}": partial(_lab, name) for name in HALVED},
 }
 """Functions from channels to a trunk, by all names except 'timm:NAME'."""

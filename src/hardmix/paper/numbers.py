@@ -25,6 +25,7 @@ OUR_DATA_NAMES = {"imagenet100": "imagenet100", "imagenet1k": "imagenet"}
 """The same data sets as named by `data.name` and the result files."""
 
 METHODS = {"moco-v1": "MoCo", "moco-v2": "MoCo-v2", "mochi": "MoCHi", "supervised": "supervised"}
+"""The paper's names of the methods that its authors trained; others are copied numbers."""
 
 DETECTORS = {
     "voc": {"start": "run", "iterations": 24_000, "batch_size": 16, "test images": 4952},

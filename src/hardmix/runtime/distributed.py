@@ -189,7 +189,7 @@ def gather_objects(mine: Part) -> list[Part]:
     return everyone
 
 
-def data_parallel(module: nn.Module, example: Shaped[Tensor, "batch ..."]) -> nn.Module:
+def data_parallel(module: nn.Module, *example: Shaped[Tensor, "batch ..."]) -> nn.Module:
     """`module` with gradients averaged over all ranks; on one process the module itself.
 
     Buffers stay each rank's own: DistributedDataParallel would send all of them at every step. A
@@ -199,9 +199,9 @@ def data_parallel(module: nn.Module, example: Shaped[Tensor, "batch ..."]) -> nn
     if world_size() == 1:
         return module
     buffers = [buffer.clone() for buffer in module.buffers()]
-    unused = _unused_parameters(module, example)
-    shared = wrap(module, example.device, unused=unused)
-    shared(example).sum().backward()
+    unused = _unused_parameters(module, *example)
+    shared = wrap(module, example[0].device, unused=unused)
+    _sum_of(shared(*example)).backward()
     for buffer, before in zip(module.buffers(), buffers, strict=True):
         buffer.copy_(before)
     module.zero_grad()
@@ -297,8 +297,14 @@ class Exchange:
         return self._rows.index_select(0, self._place)
 
 
-def _unused_parameters(module: nn.Module, images: Tensor) -> bool:
-    module(images).sum().backward()
+def _sum_of(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """All that a network returns, as one number with a gradient."""
+    parts = (output,) if isinstance(output, Tensor) else output
+    return torch.stack([part.sum() for part in parts]).sum()
+
+
+def _unused_parameters(module: nn.Module, *example: Tensor) -> bool:
+    _sum_of(module(*example)).backward()
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     unused = any(parameter.grad is None for parameter in trained)
     module.zero_grad()

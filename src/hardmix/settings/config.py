@@ -10,7 +10,8 @@ from hardmix.errors import InputError
 from hardmix.settings.bounds import check_above, check_at_least, check_between, nearest_first
 from hardmix.settings.facts import setting
 from hardmix.settings.loss_options import LossConfig, MixConfig
-from hardmix.settings.methods import METHOD_FACTS, MethodName, MethodOptions
+from hardmix.settings.method_options import MethodOptions
+from hardmix.settings.methods import METHOD_FACTS, MethodName
 from hardmix.settings.named_choices import (
     TRUNK_LR,
     Augmentation,
@@ -44,10 +45,11 @@ class DataConfig:
     channels: int = 3
     """Image channels, 1 to 16. Unless it is 3, the colour operations are skipped."""
     augmentation: Augmentation = "moco-v2"
-    """MoCo-v2's stronger augmentation, MoCo-v1's, or plain: random crop and flip only."""
+    """MoCo-v2's stronger augmentation, MoCo-v1's, SimCLR's (twice the jitter), InfoMin's (with
+    RandAugment, on the CPU), or plain: random crop and flip only."""
     colour_strength: float = setting(1.0, later=True, name="strength of colour changes")
     """Factor on the colour changes of data.augmentation, 0 to 1: the jitter's ranges and the
-    probability of grey. 1: official MoCo's; 0: colours stay as they are. Lower it if colour tells
+    probability of grey. 1: as published; 0: colours stay as they are. Lower it if colour tells
     your images apart."""
     blur: bool = True
     """MoCo-v2's Gaussian blur; usually off for 32-pixel images."""
@@ -85,6 +87,11 @@ class DataConfig:
         check_between(self, "data", 1, 16, "channels")
         check_between(self, "data", 0.0, 1.0, "min_scale", "max_unreadable")
         check_between(self, "data", 0.0, 1.0, "colour_strength")
+        if self.augmentation == "infomin" and self.channels != 3:
+            raise InputError(
+                f"data.augmentation=infomin with data.channels={self.channels}: RandAugment changes"
+                " colours and needs 3 channels; choose moco-v2."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,15 +100,16 @@ class ModelConfig:
 
     backbone: str = setting("resnet50", label="{}")
     """A torchvision ResNet (resnet18 ... wide_resnet101_2), the same with '-cifar' for 32-pixel
-    images, 'small' (made for CPUs), 'resnet18-narrow' (a quarter as wide), 'timm:NAME' with
-    options as in 'timm:NAME?img_size=96', or your own function, 'mypackage:make_net'."""
+    images, 'small' (made for CPUs), 'resnet18-narrow' (a quarter as wide), 'lab-small',
+    'lab-resnet50' and others in two halves for CMC, 'timm:NAME' with options as in
+    'timm:NAME?img_size=96', or your own function, 'mypackage:make_net'."""
     init: str | None = setting(None, later=True, label="from {}", name="initial weights")
     """Weights to start from instead of random ones: a file (torchvision, timm, official MoCo, the
     authors' MoCHi), a run's folder, or 'timm' or 'torchvision' for the backbone's own pre-trained
     weights. The head is always new. Recommended for small data sets."""
     head: Head = "mlp"
-    """Projection head between trunk and loss: MoCo-v2's MLP of two layers, or MoCo-v1's single
-    linear layer."""
+    """Projection head between trunk and loss: MoCo-v2's MLP of two layers, SimCLR's, with batch
+    norm after both, or MoCo-v1's single linear layer."""
     dim: int = setting(128, name="embedding dimensions")
     """Dimensions of the embedding, in which negatives are mixed."""
     key_momentum: float = 0.999
@@ -229,7 +237,16 @@ class PretrainConfig:
         self._check_options()
         if not 0.01 <= self.minutes <= 1e6:
             raise InputError(f"minutes={self.minutes} must be between 0.01 and 1000000.")
-        if self.uses("mix.num_hardest") and self.mix.num_hardest > self.train.queue_size:
+        self._check_method()
+        in_batch = self.mixes and not self.uses("train.queue_size")
+        if in_batch and self.mix.num_hardest > 2 * self.train.batch_size - 2:
+            raise InputError(
+                f"mix.num_hardest={self.mix.num_hardest} exceeds the"
+                f" {2 * self.train.batch_size - 2} other views of a batch"
+                f" (train.batch_size={self.train.batch_size}): lower mix.num_hardest or raise"
+                " train.batch_size."
+            )
+        if not in_batch and self.mixes and self.mix.num_hardest > self.train.queue_size:
             raise InputError(
                 f"mix.num_hardest={self.mix.num_hardest} exceeds"
                 f" train.queue_size={self.train.queue_size}: MoCHi ranks only entries held in the"
@@ -248,11 +265,39 @@ class PretrainConfig:
         return METHOD_FACTS[self.method].uses(setting)
 
     @property
+    def mixes(self) -> bool:
+        """Whether hard negatives are mixed: always in MoCHi, in others if points are asked for."""
+        points = self.mix.num_pairs + self.mix.num_with_query
+        return self.uses("mix.num_pairs") and (self.method == "mochi" or points > 0)
+
+    @property
     def trunk_lr(self) -> float:
         """Factor on optimizer.lr for the trunk; below 1 for pre-trained weights."""
         if self.optimizer.trunk_lr is not None:
             return self.optimizer.trunk_lr
         return TRUNK_LR if self.model.init is not None else 1.0
+
+    def _check_method(self) -> None:
+        """Raise InputError for shared settings that the method cannot have."""
+        facts = METHOD_FACTS[self.method]
+        if facts.no_mixing and self.mix.strategy == "own":
+            raise InputError(
+                f"a strategy was passed to method={self.method}: {facts.no_mixing}; omit it, or"
+                " choose another method."
+            )
+        if facts.whole_batch and self.train.accumulate > 1:
+            raise InputError(
+                f"train.accumulate={self.train.accumulate} with method={self.method}: its loss"
+                " compares all images of a batch with each other, which parts would not; set"
+                " train.accumulate to 1 and use more processes, or lower train.batch_size."
+            )
+        crossed = self.mix.num_with_query > 0 and self.mix.strategy != "mixed-with-key"
+        if self.method == "cmc" and self.mixes and crossed:
+            raise InputError(
+                f"mix.num_with_query={self.mix.num_with_query} with method=cmc would mix a query"
+                " with negatives of the other modality: set mix.num_with_query to 0, or"
+                " mix.strategy to mixed-with-key."
+            )
 
     def _check_options(self) -> None:
         kind = METHOD_FACTS[self.method].options

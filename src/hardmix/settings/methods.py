@@ -7,13 +7,20 @@ both tables equal. Imports no torch.
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
+from hardmix.settings.method_options import (
+    ByolOptions,
+    CmcOptions,
+    Co2Options,
+    InstDisOptions,
+    MethodOptions,
+    PclOptions,
+    PirlOptions,
+    SwavOptions,
+    UnmixOptions,
+)
+
 MethodName = str
 """A key of `METHOD_FACTS`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MethodOptions:
-    """Base class of the settings that only one method has; on the command line, --NAME.*."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,10 @@ class MethodFacts:
     """Class of its own settings, if it has any."""
     unused: tuple[str, ...] = ()
     """Patterns of shared settings that have no effect on it; help and tables omit them."""
+    no_mixing: str = ""
+    """Why hard negatives cannot be mixed on top of it; empty if they can."""
+    whole_batch: bool = False
+    """Whether its loss compares the images of a batch, which train.accumulate would divide."""
 
     def uses(self, setting: str) -> bool:
         """Return whether the method uses a shared setting, given by its dotted name."""
@@ -44,10 +55,37 @@ NO_NEGATIVES = (
 NO_KEYS = ("model.head", "model.dim", "model.key_*")
 """Settings not used by methods without a key encoder and a head."""
 
+NO_PAIR = ("model.key_*", "train.queue_start", "train.exclude_same_image")
+"""Settings not used by methods without a key encoder whose keys are queued."""
+
 METHOD_FACTS: dict[MethodName, MethodFacts] = {
     "moco-v1": MethodFacts("MoCo", unused=("mix.*",)),
     "moco-v2": MethodFacts("MoCo-v2", unused=("mix.*",)),
     "mochi": MethodFacts("MoCHi"),
+    "simclr": MethodFacts("SimCLR", unused=(*NO_PAIR, "train.queue_size"), whole_batch=True),
+    "unmix": MethodFacts("MoCo-v2 + Image Mixture", UnmixOptions),
+    "co2": MethodFacts("MoCo-v2 + CO2", Co2Options),
+    "instdis": MethodFacts("InstDis", InstDisOptions, NO_PAIR),
+    "pirl": MethodFacts("PIRL", PirlOptions, NO_PAIR),
+    "cmc": MethodFacts("CMC", CmcOptions, NO_PAIR),
+    "pcl": MethodFacts("PCL", PclOptions),
+    "swav": MethodFacts(
+        "SwAV",
+        SwavOptions,
+        (
+            *(each for each in NO_NEGATIVES if each != "train.temperature"),
+            "model.key_*",
+            "model.head",
+        ),
+        no_mixing="SwAV compares images with prototypes and has no negatives to mix",
+        whole_batch=True,
+    ),
+    "byol": MethodFacts(
+        "BYOL",
+        ByolOptions,
+        (*NO_NEGATIVES, "model.head", "model.key_bn_splits"),
+        no_mixing="BYOL has no negatives to mix",
+    ),
     "supervised": MethodFacts("supervised", unused=(*NO_NEGATIVES, *NO_KEYS)),
 }
 """The choices of --method. "supervised" is cross-entropy with labels: the paper's upper bound."""

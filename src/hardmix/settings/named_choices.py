@@ -77,9 +77,10 @@ CacheMode = Literal["auto", "memory", "file", "off"]
 """Where decoded images are kept. "auto": in memory if they fit, in a file if decoding is slow;
 later commands use the file too."""
 
-Augmentation = Literal["moco-v1", "moco-v2", "plain"]
-"""What is applied to a view after its random crop: official MoCo's colour changes, or a flip."""
-Head = Literal["linear", "mlp"]
+Augmentation = Literal["moco-v1", "moco-v2", "simclr", "infomin", "plain"]
+"""What is applied to a view after its random crop: official MoCo's colour changes, SimCLR's, which
+are twice as strong, InfoMin's, which add RandAugment, or a flip."""
+Head = Literal["linear", "mlp", "mlp-bn"]
 OptimizerName = Literal["sgd", "lars", "adamw"]
 Schedule = Literal["cosine", "step"]
 TRUNK_LR = 0.1

@@ -11,6 +11,7 @@ from hardmix.settings.fitting import CHOSEN
 from hardmix.settings.loss_options import MixConfig
 from hardmix.settings.methods import MethodName
 from hardmix.settings.optimizer_options import OptimizerConfig
+from hardmix.settings.presets import PRESETS
 
 
 def imagenet100(method: MethodName = "mochi", oracle: bool = False) -> PretrainConfig:
@@ -142,36 +143,3 @@ def _with_method(config: PretrainConfig, method: MethodName) -> PretrainConfig:
     """Return the recipe's config for a method, with the method's preset if it has one."""
     preset = PRESETS.get(method)
     return replace(config if preset is None else preset(config), method=method)
-
-
-def _moco_v1(config: PretrainConfig) -> PretrainConfig:
-    """Return the settings of official MoCo's first version."""
-    epochs = config.train.epochs
-    return replace(
-        config,
-        data=replace(config.data, augmentation="moco-v1"),
-        model=replace(config.model, head="linear"),
-        optimizer=replace(
-            config.optimizer, schedule="step", milestones=(epochs * 3 // 5, epochs * 4 // 5)
-        ),
-        train=replace(config.train, temperature=0.07),
-    )
-
-
-def _supervised(config: PretrainConfig) -> PretrainConfig:
-    """Return the augmentation and learning rate of PyTorch's ImageNet example.
-
-    The paper does not describe how it trained its supervised network.
-    """
-    return replace(
-        config,
-        data=replace(config.data, augmentation="plain"),
-        optimizer=replace(config.optimizer, lr=0.1 * config.train.batch_size / 256),
-    )
-
-
-PRESETS: dict[MethodName, Callable[[PretrainConfig], PretrainConfig]] = {
-    "moco-v1": _moco_v1,
-    "supervised": _supervised,
-}
-"""How a method changes the settings of every recipe."""

@@ -123,10 +123,11 @@ def settings(config: PretrainConfig) -> dict[str, Any]:
 
 
 def with_settings(config: PretrainConfig, changes: Mapping[str, Any]) -> PretrainConfig:
-    """Return the config with settings changed, by dotted name."""
+    """Return the config with settings changed, by dotted name; a method's own by its name."""
     groups: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
         group, _, setting = name.partition(".")
+        group = "options" if group == config.method else group
         groups.setdefault(group, {})[setting] = value
     return dataclasses.replace(
         config,

@@ -65,12 +65,18 @@ def method_title(settings: Mapping[str, Any]) -> str:
         return str(method)
     facts = METHOD_FACTS[method]
     title = facts.title
-    if facts.uses("mix.num_pairs"):
+    points = [settings.get(name, "?") for name in COUNTS[1:]]
+    if facts.uses("mix.num_pairs") and (method == "mochi" or any(points)):
+        title += "" if method == "mochi" else " + MoCHi"
         title += f" ({', '.join(str(settings.get(name, '?')) for name in COUNTS)})"
         strategy = settings.get("mix.strategy", "mochi")
         title += "" if strategy == "mochi" else f" {strategy}"
     if method in ("moco-v1", "moco-v2", "mochi"):
         title += _steps(method, settings)
+    if method == "cmc" and settings.get("cmc.unmix") is True:
+        title += " + iMix"
+    if settings.get("data.augmentation") == "infomin":
+        title += " with InfoMin Aug."
     if facts.uses("loss.denominator"):
         title += _family(settings)
     return f"{title} oracle" if settings.get("oracle") is True else title
@@ -89,7 +95,8 @@ def _family(settings: Mapping[str, Any]) -> str:
 def _steps(method: str, settings: Mapping[str, Any]) -> str:
     """Return what the settings add to MoCo, or lack of MoCo-v2."""
     there = {
-        step: settings.get(name, value) == value for step, (name, value) in STEPS_TO_V2.items()
+        step: settings.get(name, value) in (value, "infomin")
+        for step, (name, value) in STEPS_TO_V2.items()
     }
     if method != "moco-v1":
         return "".join(f" without {step}" for step, found in there.items() if not found)

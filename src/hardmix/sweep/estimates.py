@@ -126,7 +126,7 @@ def shown_mix(config: PretrainConfig) -> tuple[str, str]:
     mix = config.mix
     counts = f"({mix.num_hardest}, {mix.num_pairs}, {mix.num_with_query})"
     queue = str(config.train.queue_size) if config.uses("train.queue_size") else "-"
-    return counts if config.uses("mix.num_pairs") else "-", queue
+    return counts if config.mixes else "-", queue
 
 
 def _describe(row: Row, plan: Plan, jobs: dict[str, Job], speed: Speed) -> list[str]:

@@ -6,15 +6,24 @@ from typing import Any, Literal
 
 from hardmix.paper.numbers import METHODS, PaperRow, printed_rows
 from hardmix.settings.config import PretrainConfig
-from hardmix.settings.methods import MethodName
+from hardmix.settings.methods import METHOD_FACTS, MethodName
 from hardmix.settings.recipes import RECIPES
 
 Evaluation = Literal[
-    "linear", "linear-cached", "knn", "transfer", "embedding", "queue", "proxy", "voc", "coco"
+    "linear",
+    "linear-cached",
+    "knn",
+    "transfer",
+    "embedding",
+    "queue",
+    "proxy",
+    "cost",
+    "voc",
+    "coco",
 ]
 """Evaluations of a row: transfer is the probe on images of another data set, embedding alignment
 and uniformity of the features, queue the same of the embedding used by the loss, proxy the logged
-accuracy of the task of Sec. 3.2."""
+accuracy of the task of Sec. 3.2, cost speed, memory and time of training."""
 
 Mix = tuple[int, int, int]
 """(N, s, s')."""
@@ -27,21 +36,9 @@ SCHEDULE = 200
 """Epochs of the paper's usual schedule."""
 
 LEFT_OUT = {
-    "CMC": "another method",
-    "CMC+iMix": "another method",
-    "MoCo+iMix": "another method",
-    "MoCo+Image Mixture": "another method",
-    "MoCo-v2+CO2": "another method",
-    "SimCLR": "another method",
-    "InstDis": "another method",
-    "PIRL": "another method",
-    "InfoMin Aug.": "another method",
-    "SvAV": "another method",
-    "DeeperCluster": "another method",
-    "SeLa": "another method",
-    "InterCLR": "another method",
-    "PCL": "another method",
-    "PCL v2": "another method",
+    "DeeperCluster": "numbers only: not implemented here",
+    "SeLa": "numbers only: not implemented here",
+    "InterCLR": "numbers only: not implemented here",
     "MoCo": "copied from its own paper; the rows measured by the authors are there",
     "MoCo-v2": "copied from its own paper; the rows measured by the authors are there",
     "supervised": "on ImageNet-1k: copied, the weights are not the authors'",
@@ -67,6 +64,8 @@ class Row:
     evaluations: tuple[Evaluation, ...] = ("linear", "knn", "embedding")
     source: str = ""
     """Where the paper prints its numbers; empty if it does not."""
+    printed: str = ""
+    """The paper's name of a method whose numbers it copied; empty for those it measured."""
     note: str = ""
     """What the paper says in words, or how it is interpreted here."""
     id: str = ""
@@ -84,7 +83,8 @@ class Row:
     @property
     def start(self) -> "Row | None":
         """The row whose finished run this one continues."""
-        return replace(self, epochs=SCHEDULE) if self.epochs == RESTARTED else None
+        restarted = self.epochs == RESTARTED and not self.printed
+        return replace(self, epochs=SCHEDULE) if restarted else None
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,14 @@ class Grid:
 
 def paper_numbers(row: Row) -> dict[tuple[str, str], PaperRow]:
     """Return what the paper prints for a row, by (task, metric)."""
+    if row.printed:
+        return {
+            (each.task, each.metric): each
+            for each in printed_rows()
+            if (each.source, each.reproduced, each.method) == (row.source, False, row.printed)
+        }
+    if row.method not in METHODS:
+        return {}
     wanted = (row.source, True, METHODS[row.method], row.oracle, row.mix, row.temperature)
     return {
         (each.task, each.metric): each
@@ -140,9 +148,10 @@ def baseline_of(row: Row, rows: Sequence[Row]) -> Row | None:
         named = row.baseline or next((row.id for each in rows if each.baseline == row.id), "")
         return next((each for each in rows if named and each.id == named), None)
     oracle = row.oracle and row.method == "mochi"
-    wanted = ("moco-v2", oracle, row.recipe, row.queue_size, row.epochs)
+    wanted = ("moco-v2", oracle, row.recipe, row.epochs, "")
     for each in rows:
-        if (each.method, each.oracle, each.recipe, each.queue_size, each.epochs) == wanted:
+        same = (each.method, each.oracle, each.recipe, each.epochs, each.printed) == wanted
+        if same and (each.queue_size == row.queue_size or row.printed):
             return each
     return None
 
@@ -152,7 +161,8 @@ def make_row(method: MethodName, mix: Mix | None = None, **fields: Any) -> Row:
     recipe = fields.setdefault("recipe", "imagenet100")
     usual = RECIPES[recipe].build(method, False).train.queue_size
     queue = fields.setdefault("queue_size", usual)
-    label = METHODS[method] + (f" {mix}" if mix else "")
+    title = METHODS.get(method) or METHOD_FACTS[method].title
+    label = title + (f" {mix}" if mix else "")
     if "temperature" in fields:
         label += f" (t = {fields['temperature']})"
     if fields.get("oracle"):

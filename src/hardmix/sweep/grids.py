@@ -9,13 +9,21 @@ from dataclasses import replace
 from typing import Any
 
 from hardmix.errors import InputError
+from hardmix.sweep.copied_rows import (
+    COST,
+    ON_IMAGENET1K,
+    V1_TEMPERATURE,
+    V2_TEMPERATURE,
+    copied_on_imagenet1k,
+    copied_on_imagenet100,
+    infomin,
+)
 from hardmix.sweep.grid_rows import RESTARTED, Evaluation, Grid, Mix, Row
 from hardmix.sweep.grid_rows import make_row as _row
 from hardmix.sweep.own_grids import ENDING, read_grid
 
 BEST: Mix = (1024, 1024, 128)
 """The setting of ImageNet-100 that the paper uses most."""
-V1_TEMPERATURE, V2_TEMPERATURE = 0.07, 0.2
 
 _SUPERVISED = (
     "here: a linear classifier on the supervised trunk; the paper does not describe its supervised"
@@ -32,7 +40,7 @@ _ALL_QUEUE = (
 def _table1() -> tuple[Row, ...]:
     source = "table1"
     mixes: list[Mix] = [BEST, (1024, 256, 512), (1024, 128, 256)]
-    return (
+    rows = (
         _row("moco-v1", temperature=V1_TEMPERATURE, source=source),
         _row("moco-v1", temperature=V2_TEMPERATURE, source=source),
         _row("moco-v2", source=source),
@@ -41,6 +49,8 @@ def _table1() -> tuple[Row, ...]:
         _row("mochi", BEST, oracle=True, source=source),
         _row("supervised", source=source, note=_SUPERVISED),
     )
+    costs = tuple(replace(row, evaluations=COST) for row in rows)
+    return *copied_on_imagenet100(source), *costs
 
 
 SUPPLEMENT: tuple[Mix, ...] = (
@@ -65,6 +75,7 @@ def _table1_supp() -> tuple[Row, ...]:
         )
     ]
     return (
+        *copied_on_imagenet100(source),
         _row("moco-v2", epochs=100, source=source),
         _row("mochi", BEST, epochs=100, source=source),
         _row("mochi", (1024, 128, 256), epochs=100, source=source),
@@ -145,10 +156,10 @@ def _imagenet1k(
 
 
 def _table2_supp() -> tuple[Row, ...]:
-    evaluations: tuple[Evaluation, ...] = ("linear", "voc", "knn", "embedding")
-    rows = _imagenet1k("table2_supp", _TABLE2_SUPP, *evaluations)
+    rows = _imagenet1k("table2_supp", _TABLE2_SUPP, *ON_IMAGENET1K)
     mixed = next(each for each in rows if each.mix == (512, 1024, 512) and each.epochs == 1000)
-    return *rows, replace(mixed, oracle=True, label=f"MoCHi {mixed.mix}, oracle, 1000 epochs")
+    oracle = replace(mixed, oracle=True, label=f"MoCHi {mixed.mix}, oracle, 1000 epochs")
+    return *copied_on_imagenet1k("table2_supp", supplement=True), *rows, oracle
 
 
 def _proxy() -> tuple[Row, ...]:
@@ -216,11 +227,10 @@ def _variants() -> tuple[Row, ...]:
     return _row("moco-v2", source="table1"), _row("mochi", BEST, source="table1"), *rows
 
 
-_NO_DETECTOR = (
-    "its numbers are for detectors on {data}, which need a ResNet with a C4 stage and large images,"
+_COCO = (
+    "its numbers are for detectors on COCO, which need a ResNet with a C4 stage and large images,"
     " unlike the small backbone on 32 pixels"
 )
-_VOC, _COCO = _NO_DETECTOR.format(data="VOC"), _NO_DETECTOR.format(data="COCO")
 
 GRIDS: dict[str, Grid] = {
     "table1": Grid("Table 1", _table1()),
@@ -228,11 +238,20 @@ GRIDS: dict[str, Grid] = {
     "fig3a": Grid("Fig. 3a", _fig3a()),
     "fig3b": Grid("Fig. 3b", _fig3b()),
     "table2": Grid(
-        "Table 2", _imagenet1k("table2", _TABLE2, "linear", "voc", "knn", "embedding"), _VOC
+        "Table 2",
+        (
+            *copied_on_imagenet1k("table2"),
+            *_imagenet1k("table2", _TABLE2, *ON_IMAGENET1K),
+        ),
     ),
-    "table2-supp": Grid("Table 2 of the appendix", _table2_supp(), _VOC),
+    "table2-supp": Grid("Table 2 of the appendix", _table2_supp()),
     "table3": Grid(
-        "Table 3", _imagenet1k("table3_coco", _TABLE3, "coco", "knn", "embedding"), _COCO
+        "Table 3",
+        (
+            infomin("table3_coco", "coco", "knn", "embedding"),
+            *_imagenet1k("table3_coco", _TABLE3, "coco", "knn", "embedding"),
+        ),
+        _COCO,
     ),
     "proxy": Grid("App. B.1", _proxy()),
     "variants": Grid("App. B.2", _variants()),

@@ -85,5 +85,13 @@ MEASURES: list[Measure] = [
     Measure("uniformity", "uniformity", "embedding", ("uniformity",), percent=False),
     Measure("queue-alignment", "alignment of two views", "queue", ("alignment",), percent=False),
     Measure("queue-uniformity", "uniformity of the queue", "queue", ("uniformity",), percent=False),
+    *(
+        Measure(key, title, "pretrain", (key,), percent=False)
+        for key, title in {
+            "images_per_second": "images per second",
+            "peak_mb": "peak memory in MB",
+            "seconds": "seconds of training",
+        }.items()
+    ),
 ]
 """Losses of App. A have Wang and Isola's sign: lower is better."""

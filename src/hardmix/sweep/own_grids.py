@@ -153,9 +153,7 @@ def _make_row(
         method=config.method,
         recipe=config.recipe,
         queue_size=config.train.queue_size,
-        mix=(mix.num_hardest, mix.num_pairs, mix.num_with_query)
-        if config.uses("mix.num_pairs")
-        else None,
+        mix=(mix.num_hardest, mix.num_pairs, mix.num_with_query) if config.mixes else None,
         epochs=config.train.last_epoch,
         oracle=config.oracle,
         evaluations=evaluations,

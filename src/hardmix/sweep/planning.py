@@ -11,14 +11,14 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from hardmix.errors import InputError
 from hardmix.settings.config import PretrainConfig
-from hardmix.settings.saved import MUST_MATCH, settings
+from hardmix.settings.saved import MUST_MATCH, own_facts, settings
 from hardmix.sweep.grid_rows import Row
 from hardmix.sweep.grids import grid_named
 from hardmix.sweep.scales import ScaleName, comparable, config_at, describe_scale
@@ -81,7 +81,7 @@ class SweepOptions:
         if self.scale == "paper" and (self.epochs or self.num_images or self.temperature):
             raise InputError(
                 "--epochs, --num-images and --temperature change the paper's settings: use them"
-                " with --scale cifar10 or shapes."
+                " with --scale cifar10, cifar100 or shapes."
             )
         for name, value in {"--epochs": self.epochs, "--num-images": self.num_images}.items():
             if value is not None and value < 1:
@@ -198,11 +198,12 @@ def config_of(row: Row, options: SweepOptions, seed: int) -> PretrainConfig:
 
 
 def evaluations_of(row: Row, options: SweepOptions) -> tuple[str, ...]:
-    """Return the result files that a row needs; the proxy accuracy is in metrics.jsonl."""
+    """Return the result files that a row needs; proxy accuracy and cost come with the run."""
     files = {"voc": "detection-voc-24k", "coco": f"detection-coco-{options.coco_schedule}"}
     if options.scale != "paper":
         files["linear"] = "linear-cached"
-    return tuple(files.get(name, name) for name in row.evaluations if name != "proxy")
+    left_out = ("proxy", "cost") if options.scale == "paper" else ("proxy", "cost", "voc")
+    return tuple(files.get(name, name) for name in row.evaluations if name not in left_out)
 
 
 def describe(options: SweepOptions) -> tuple[bool, str, list[str]]:
@@ -227,9 +228,9 @@ def run_name(config: PretrainConfig) -> str:
         and value != usual[name]
         and (config.uses(name) or not name.startswith("mix."))
     }
-    text = json.dumps(chosen, sort_keys=True)
+    text = json.dumps(chosen | _own_settings(config), sort_keys=True)
     words = [config.recipe, config.method]
-    if config.uses("mix.num_pairs"):
+    if config.mixes:
         words.append(f"{mix.num_hardest}-{mix.num_pairs}-{mix.num_with_query}")
         words += [mix.strategy] if mix.strategy != "mochi" else []
     chosen_loss = (config.loss.weights, config.loss.denominator, config.loss.filter)
@@ -240,6 +241,19 @@ def run_name(config: PretrainConfig) -> str:
     words.append(f"e{train.epochs}" if train.stop_epoch is None else f"e{train.stop_epoch}")
     words.append(hashlib.sha256(text.encode()).hexdigest()[:8])
     return f"{'-'.join(words)}-seed{train.seed}"
+
+
+def _own_settings(config: PretrainConfig) -> dict[str, Any]:
+    """The method's own settings that identify a run and are not the default."""
+    if config.options is None:
+        return {}
+    usual, facts = asdict(type(config.options)()), own_facts(config.method)
+    found = {f"{config.method}.{name}": value for name, value in asdict(config.options).items()}
+    return {
+        name: value
+        for name, value in found.items()
+        if facts[name].identity and value != usual[name.partition(".")[2]]
+    }
 
 
 @cache

@@ -199,7 +199,7 @@ def _has_paper(result: SweepResult, number: int) -> bool:
 def _setting(line: TableRow) -> dict[str, Any]:
     """Return the settings as trained; None if the method has no such setting."""
     config = line.config
-    mixes = config.uses("mix.num_pairs")
+    mixes = config.mixes
     return {
         "num_hardest": config.mix.num_hardest if mixes else None,
         "num_pairs": config.mix.num_pairs if mixes else None,

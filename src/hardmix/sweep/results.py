@@ -99,6 +99,7 @@ def collect(plan: Plan) -> SweepResult:
     grid = grid_named(options.grid)
     wanted = {name for row in grid.rows for name in evaluations_of(row, options)}
     wanted |= {"metrics"} if any("proxy" in row.evaluations for row in grid.rows) else set()
+    wanted |= {"pretrain"} if any("cost" in row.evaluations for row in grid.rows) else set()
     measures = [measure for measure in MEASURES if measure.file in wanted]
     found = {row.label: _read(row, plan, measures) for row in grid.rows}
     lines = []

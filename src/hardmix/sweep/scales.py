@@ -13,10 +13,10 @@ from hardmix.settings.recipes import RECIPES
 from hardmix.settings.saved import with_settings
 from hardmix.sweep.grid_rows import HALF_WAY, SCHEDULE, Row
 
-ScaleName = Literal["paper", "cifar10", "shapes"]
+ScaleName = Literal["paper", "cifar10", "cifar100", "shapes"]
 
-SMALL_RECIPES = {"cifar10": "cifar10", "shapes": "demo"}
-"""The recipe of each small scale."""
+SMALL_RECIPES = {"cifar10": "cifar10", "cifar100": "cifar10", "shapes": "demo"}
+"""The recipe of each small scale; CIFAR-100 has CIFAR-10's, and is recognised from its folder."""
 
 IMAGES = {"imagenet100": 126_689, "imagenet1k": 1_281_167, "cifar10": 50_000, "demo": 10_000}
 """Training images of a recipe, for estimates of time."""
@@ -55,14 +55,24 @@ def config_at(
             num_with_query=with_query,
             warm_up_epochs=_whole(Fraction(paper.mix.warm_up_epochs) * length),
         )
+    if scale == "cifar100":
+        base = replace(base, data=replace(base.data, name=None))
     factor = Fraction(train.epochs, base.train.epochs)
     milestones = tuple(max(1, _whole(each * factor)) for each in base.optimizer.milestones)
     if base.optimizer.schedule != "step":
         milestones = base.optimizer.milestones
     optimizer = replace(base.optimizer, milestones=milestones)
-    return with_settings(
-        replace(base, mix=mix, optimizer=optimizer, train=train), dict(row.changes)
-    )
+    config = replace(base, mix=mix, optimizer=optimizer, train=train)
+    return _with_milestones(with_settings(config, dict(row.changes)), base)
+
+
+def _with_milestones(config: PretrainConfig, base: PretrainConfig) -> PretrainConfig:
+    """Return the config with milestones in proportion, if the row has chosen a step schedule."""
+    optimizer, epochs = config.optimizer, config.train.epochs
+    if optimizer.schedule == base.optimizer.schedule or optimizer.schedule != "step":
+        return config
+    milestones = (max(1, epochs * 3 // 5), max(1, epochs * 4 // 5))
+    return replace(config, optimizer=replace(optimizer, milestones=milestones))
 
 
 def recipe_at(row: Row, scale: ScaleName) -> str:
@@ -103,7 +113,8 @@ def comparable(scale: ScaleName) -> tuple[bool, str]:
             "Comparable with the paper's numbers as far as it states its settings; the report lists"
             " for each row what it leaves open."
         )
-    images = {"cifar10": "CIFAR-10", "shapes": "drawn shapes"}[scale]
+    names = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "shapes": "drawn shapes"}
+    images = names[scale]
     return False, (
         f"Not comparable: {images}, a small backbone and short training instead of ImageNet and"
         " ResNet-50. The paper's numbers are shown only for their signs and order."

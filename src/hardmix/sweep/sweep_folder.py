@@ -19,12 +19,13 @@ def check_roots(options: SweepOptions) -> None:
     """Raise InputError if data is not given or missing, rather than after hours."""
     wanted: dict[str, tuple[Any, str]] = {}
     needed = {name for row in selected_rows(options) for name in row.evaluations}
+    needed -= set() if options.scale == "paper" else {"voc"}  # its detectors need large images
     if options.is_own:
         configs = [row.own for row in selected_rows(options) if row.own is not None]
         if any(config.data.name != "shapes" for config in configs):
             wanted["--data.root"] = options.data_root, "the folder of the grid's images"
     elif options.scale != "shapes":
-        images = "CIFAR-10" if options.scale == "cifar10" else "ImageNet"
+        images = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}.get(options.scale, "ImageNet")
         wanted["--data.root"] = options.data_root, f"the folder of {images}"
     elif options.data_root is not None:
         raise InputError(

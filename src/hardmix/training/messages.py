@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+import statistics
 from typing import Any
 
 from hardmix.data.datasets import data_name
@@ -28,8 +29,10 @@ def progress_text(line: dict[str, Any], config: PretrainConfig) -> tuple[str, st
     text = f"epoch {line['epoch'] + 1}/{config.train.last_epoch} loss {line['loss']:.3f}"
     more = ""
     if "proxy_accuracy" in line:
-        chance = math.log(1 + config.train.queue_size)
-        more = f"(chance {chance:.2f}) proxy {line['proxy_accuracy']:.0%}"
+        if config.method in ("moco-v1", "moco-v2", "mochi"):
+            more = f"(chance {math.log(1 + config.train.queue_size):.2f}) "
+        more += f"proxy {line['proxy_accuracy']:.0%}"
+    if "queue_filled" in line:
         more += f" queue {line['queue_filled']:.0%}"
     return f"{text} {line['images_per_second']:.0f} images/s", more
 
@@ -54,12 +57,14 @@ def describe_start(
         ["device", describe_device(compute.device, config.train.deterministic)],
     ]
     if config.uses("train.queue_size"):
+        negatives = "queue" if config.uses("train.queue_start") else "negatives"
+        numbers = f"{config.train.queue_size}, {config.train.temperature}"
+        rows.append([f"{negatives}, temperature", numbers])
+    if config.uses("model.head"):
+        rows.append(["head", f"{config.model.head}, {config.model.dim} dimensions"])
+    if config.uses("model.key_bn_splits"):
         groups = max(config.model.key_bn_splits, world_size())
-        rows += [
-            ["queue, temperature", f"{config.train.queue_size}, {config.train.temperature}"],
-            ["head", f"{config.model.head}, {config.model.dim} dimensions"],
-            ["key batch norm", f"{groups} groups, normalised separately"],
-        ]
+        rows.append(["key batch norm", f"{groups} groups, normalised separately"])
     rows.append(["folder", str(run.path)])
     table(f"hardmix pretrain {config.recipe}", ["setting", "value"], rows)
 
@@ -69,7 +74,9 @@ def _optimizer(config: OptimizerConfig) -> str:
     return f"{config.name}, learning rate {config.lr:g}, {config.schedule}{warm_up}"
 
 
-def summarize(training: Training, verdict: dict[str, Any] | None) -> None:
+def summarize(
+    training: Training, verdict: dict[str, Any] | None, peak_mb: float | None = None
+) -> None:
     """Print the result, the verdict on the encoder, and what to try next."""
     if not is_main():
         return
@@ -77,9 +84,12 @@ def summarize(training: Training, verdict: dict[str, Any] | None) -> None:
     lines = run.metrics()
     knn = [line["knn"] for line in lines if "knn" in line]
     loss = [line["loss"] for line in lines if "loss" in line]
+    speeds = [line["images_per_second"] for line in lines if "images_per_second" in line]
     result = {
         "steps": training.step,
         "seconds": training.seconds,
+        "images_per_second": statistics.median(speeds) if speeds else None,
+        "peak_mb": peak_mb,
         "loss": loss[-1] if loss else None,
         "knn": knn[-1] if knn else None,
         "unreadable": list(unreadable.values()),

@@ -31,6 +31,7 @@ from hardmix.runtime.distributed import (
     is_main,
     mean_over_ranks,
 )
+from hardmix.runtime.memory import forget_peak, peak_mb
 from hardmix.runtime.profile import end_step, profiling, start_steps
 from hardmix.runtime.rendezvous import losses_named
 from hardmix.runtime.signals import listening
@@ -105,6 +106,7 @@ def pretrain(
         profiled = profiling(config.train.profile, device)
         chosen = algorithms_chosen(device, config.train.deterministic)
         with locked_folder(run.path), status_recorded(training), chosen, profiled as stopwatch:
+            forget_peak(device)
             start(training, resume=again, allow_changed_data=allow_changed_data)
             if fitting is not None:
                 write_atomically(run.fitting_file, (json.dumps(fitting, indent=2) + "\n").encode())
@@ -287,8 +289,9 @@ def finish(training: Training, backbone: str | None) -> str:
     end_if_gone(agree_on_max(0 if run.is_in_place() else GONE), run, training.step)
     run.write_encoder(training.method.trunk, training.config, backbone)
     try:
+        peak = peak_mb(training.compute.device)  # of the training, without the verdict
         verdict = conclude(training, backbone) if training.config.train.verdict else None
-        summarize(training, verdict)
+        summarize(training, verdict, peak)
     except OSError:
         summarized = False
     return broadcast_text(training.saved.lost_end(run, summarized))

@@ -56,7 +56,7 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
         config.data,
         config.train,
         compute.device,
-        kind.views,
+        kind.view_kinds(config),
         own=own.images,
         pipeline=own.views,
         labelled=kind.needs_labels,
@@ -70,6 +70,7 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
         own.strategy,
         None if images is None else len(images),
         len(images.classes or ()) if images is not None else 0,
+        images,
     )
     method = build_method(config, materials)
     method.adopt(imported_parts(config, run))
@@ -142,8 +143,8 @@ def check_data(config: PretrainConfig, images: ImageSet | None) -> None:
             raise InputError(f"{why}: these images have no labels; use folders named by class.")
     if not config.uses("train.queue_size") or images is None:
         return
-    number = len(images)
-    if QUEUE_SHARE * config.train.queue_size > number:
+    number, banked = len(images), not config.uses("train.queue_start")
+    if QUEUE_SHARE * config.train.queue_size > number and not banked:
         masked = "; set train.exclude_same_image" * (not config.train.exclude_same_image)
         warn(
             f"train.queue_size={config.train.queue_size} is more than a fifth of the {number}"
@@ -151,7 +152,7 @@ def check_data(config: PretrainConfig, images: ImageSet | None) -> None:
             f" train.queue_size to {max(1, number // QUEUE_SHARE)} or less{masked}."
         )
     splits = config.model.key_bn_splits
-    if splits == 1 and world_size() == 1:
+    if splits == 1 and world_size() == 1 and config.uses("model.key_bn_splits"):
         warn(UNSPLIT_WARNING)
     if splits < world_size() and config.uses("model.key_bn_splits"):
         warn(

@@ -25,7 +25,8 @@ def take_step(training: Training, batch: Batch, epoch: int) -> Tensor | None:
     set_learning_rate(optimizer, config, epoch, training.position / steps)
     last = training.position + 1 == steps
     described = last or (training.step + 1) % config.train.log_every == 0
-    at = TrainingPosition(training.step, epoch, described=described)
+    done = (epoch + training.position / steps) / config.train.epochs
+    at = TrainingPosition(training.step, epoch, described=described, progress=done)
     outcomes, fault = attempt(training, batch, at)
     if not settle(training):
         outcomes, fault = attempt(training, batch, at)

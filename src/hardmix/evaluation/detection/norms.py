@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hardmix.models.synchronised import mean_over_processes
 from hardmix.runtime.distributed import add_up, world_size
 
 CPU = torch.device("cpu")
@@ -59,30 +60,6 @@ def synchronised(module: nn.Module, device: torch.device = CPU) -> nn.Module:
 def batch_norms(module: nn.Module) -> list[_BatchNorm]:
     """Return all batch norms of a module, including synchronised ones."""
     return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
-
-
-class _MeanOverProcesses(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:  # noqa: ARG004
-        return _mean(value)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # noqa: ARG004
-        # The loss is the mean of the processes' losses, and so is its gradient.
-        return _mean(gradients[0])
-
-
-def _mean(value: Tensor) -> Tensor:
-    total = value.detach().clone(memory_format=torch.contiguous_format)
-    return add_up(total) / world_size()
-
-
-def mean_over_processes(value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The processes' mean of a tensor, through which gradients pass; itself on one process."""
-    if world_size() == 1:
-        return value
-    mean: Tensor = _MeanOverProcesses.apply(value)
-    return mean
 
 
 class _Sums:

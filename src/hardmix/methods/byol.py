@@ -1,0 +1,139 @@
+"""BYOL (Grill et al. 2020): predict the target network's projection of the other view.
+
+No negatives: the target follows the online network by momentum, and only the online network has a
+predictor. Summed over both directions, for unit vectors of prediction p and projection z':
+
+    L = mean_i [ 2 - 2 p_i(v).z'_i(v') + 2 - 2 p_i(v').z'_i(v) ]
+
+Read in deepmind-research/byol (byol_experiment.py, configs/byol.py, utils/schedules.py): each view
+passes the networks in a batch of its own, batch norm is over all processes, the target's momentum
+rises from its base (model.key_momentum) to 1 over half a cosine, and it is updated after the
+optimizer's step, which is here the beginning of the next one. Decided: the target starts as a copy
+(the authors draw it anew and saw no difference), and views are those of data.augmentation for both
+sides (the authors blur the first always, the second rarely, and solarise some of the second).
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from hardmix.data.batches import Batch
+from hardmix.methods.base import (
+    Materials,
+    Method,
+    StepOutcome,
+    TrainingPosition,
+    check_embeddings,
+)
+from hardmix.models.encoders import build_encoder
+from hardmix.models.heads import batch_norm_mlp
+from hardmix.models.synchronised import synchronise_batch_norm
+from hardmix.runtime.distributed import gather
+from hardmix.runtime.profile import timed
+from hardmix.settings.config import PretrainConfig
+from hardmix.settings.method_options import ByolOptions
+from hardmix.settings.schedules import cosine
+
+
+@dataclass
+class ByolOutcome(StepOutcome):
+    """Projections of a part of a batch."""
+
+    similarity: Tensor
+    """Of predictions and projections, on average."""
+    projection: Tensor
+    """The target's, of the second views."""
+
+
+class Online(nn.Module):
+    """Trunk, projector and predictor: images to predictions of unit length, in float32."""
+
+    def __init__(self, trunk: nn.Module, width: int, hidden: int, dim: int) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.projector = batch_norm_mlp(width, hidden, dim)
+        self.predictor = batch_norm_mlp(dim, hidden, dim)
+
+    def forward(self, images: Float[Tensor, "batch channels y x"]) -> Float[Tensor, "batch dim"]:
+        """Return predictions."""
+        predictions = self.predictor(self.projector(self.trunk(images)))
+        return normalize(predictions.float(), dim=1)
+
+
+class Byol(Method):
+    """An online network and a target that follows it."""
+
+    Options = ByolOptions
+
+    def __init__(self, config: PretrainConfig, materials: Materials) -> None:
+        super().__init__(config, materials)
+        data, model = config.data, config.model
+        encoder = build_encoder(model, data.channels, materials.trunk, image_size=data.image_size)
+        options = cast("ByolOptions", config.options)
+        online = Online(encoder.trunk, encoder.width, options.hidden, model.dim)
+        target = nn.Sequential(copy.deepcopy(online.trunk), copy.deepcopy(online.projector))
+        device = materials.compute.device
+        self.online = cast("Online", synchronise_batch_norm(online, device))
+        self.target = synchronise_batch_norm(target.requires_grad_(False), device)
+
+    @property
+    def trunk(self) -> nn.Module:  # type: ignore[override]
+        """The online network without projector and predictor."""
+        return self.online.trunk
+
+    def networks(self) -> dict[str, nn.Module]:
+        """The online network; the target follows by momentum."""
+        return {"online": self.online}
+
+    @torch.no_grad()
+    def begin_step(self, at: TrainingPosition) -> None:
+        """Move the target, with a momentum that rises to 1."""
+        momentum = target_momentum(self.config.model.key_momentum, at.progress)
+        followed: list[Tensor] = [
+            *self.online.trunk.parameters(),
+            *self.online.projector.parameters(),
+        ]
+        with timed("key"):
+            torch._foreach_lerp_(list(self.target.parameters()), followed, 1 - momentum)
+
+    def loss(self, part: Batch, at: TrainingPosition) -> ByolOutcome:  # noqa: ARG002
+        """The symmetric regression loss, each view in a batch of its own."""
+        with timed("query"):
+            predictions = [self.network("online")(view) for view in part.views]
+        with timed("key"), torch.no_grad():
+            projections = [normalize(self.target(view).float(), dim=1) for view in part.views]
+        if predictions[0].device.type == "cpu":
+            check_embeddings(prediction=predictions[0], projection=projections[0])
+        with timed("loss"):
+            loss = regression(predictions[0], projections[1])
+            loss = loss + regression(predictions[1], projections[0])
+        return ByolOutcome(loss, 1 - loss.detach() / 4, projections[1])
+
+    @torch.no_grad()
+    def describe(self, outcomes: Sequence[StepOutcome]) -> dict[str, float]:
+        """Similarity of the two views, and whether all images have become alike."""
+        parts = cast("Sequence[ByolOutcome]", outcomes)
+        rows = gather(torch.cat([each.projection for each in parts]))
+        return {
+            "positive_similarity": float(parts[-1].similarity),
+            "spread": float(rows.std(dim=0).mean() * math.sqrt(rows.shape[1])),
+        }
+
+
+def regression(
+    prediction: Float[Tensor, "batch dim"], projection: Float[Tensor, "batch dim"]
+) -> Float[Tensor, ""]:
+    """The paper's Eq. 2, of unit vectors: the mean of |p - z'|^2 = 2 - 2 p.z'."""
+    return 2 - 2 * (prediction * projection).sum(dim=1).mean()
+
+
+def target_momentum(base: float, progress: float) -> float:
+    """Return the momentum at this fraction of training: from `base` to 1 over half a cosine."""
+    return 1 - (1 - base) * cosine(progress, 1.0)

@@ -1,0 +1,102 @@
+"""PCL's clusters: k-means of all images, how concentrated each is, and the loss of prototypes."""
+
+import math
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+
+from hardmix.errors import InputError
+
+PASSES = 10
+"""How often k-means sees every image."""
+CAREFUL = 1000
+"""Clusters up to which their first centres are chosen apart from each other; else at random."""
+IMAGENET, CLUSTERS = 1_281_167, (25_000, 50_000, 100_000)
+"""Images of ImageNet-1k, and the published numbers of clusters for them."""
+
+
+class Clusters(NamedTuple):
+    """What k-means found."""
+
+    centres: Float[Tensor, "k dim"]
+    """Of unit length."""
+    concentration: Float[Tensor, " k"]
+    """phi of each cluster, with mean tau."""
+    cluster: Int[Tensor, " n"]
+    """Each image's."""
+
+
+def prototype_loss(
+    query: Float[Tensor, "batch dim"],
+    centres: Float[Tensor, "k dim"],
+    concentration: Float[Tensor, " k"],
+    own: Int[Tensor, " batch"],
+    columns: Int[Tensor, " r"],
+) -> Float[Tensor, ""]:
+    """Cross-entropy of each query's own prototype among it and those of `columns`."""
+    positive = (query * centres[own]).sum(dim=1) / concentration[own]
+    others = query @ centres[columns].T / concentration[columns]
+    others = others.masked_fill(own[:, None] == columns, -torch.inf)
+    logits = torch.cat([positive[:, None], others], dim=1)
+    return cross_entropy(logits, torch.zeros_like(own))
+
+
+def cluster(
+    features: Float[Tensor, "n dim"], number: int, seed: int, temperature: float
+) -> Iterator[Clusters | None]:
+    """Yield None after each part of k-means, so that nobody waits in vain, then the clusters."""
+    from sklearn.cluster import MiniBatchKMeans  # not before it is needed: it takes a second
+
+    init = "k-means++" if number <= CAREFUL else "random"
+    means = MiniBatchKMeans(number, init=init, n_init=1, random_state=seed)
+    generator = torch.Generator().manual_seed(seed)
+    size = min(len(features), max(1024, 4 * number))
+    for _ in range(PASSES):
+        for rows in torch.randperm(len(features), generator=generator).split(size):
+            if len(rows) == size:  # the first part must have as many images as there are clusters
+                means.partial_fit(features[rows].numpy())
+                yield None
+    own = torch.cat([_nearest(means, part) for part in features.split(size)])
+    centres = torch.from_numpy(means.cluster_centers_).float()
+    distance = (features - centres[own]).norm(dim=1)
+    phi = concentrations(distance, own, number, temperature)
+    yield Clusters(normalize(centres, dim=1), phi, own)
+
+
+def _nearest(means: Any, part: Tensor) -> Tensor:
+    return torch.from_numpy(means.predict(part.numpy()).astype(np.int64))
+
+
+def concentrations(
+    distance: Float[Tensor, " n"], own: Int[Tensor, " n"], number: int, temperature: float
+) -> Float[Tensor, " k"]:
+    """The paper's Eq. 12: phi of each cluster, in the authors' clipped and scaled form."""
+    size = torch.bincount(own, minlength=number).double()
+    total = torch.zeros(number, dtype=torch.float64).index_add_(0, own, distance.double())
+    phi = total / size.clamp(min=1) / torch.log(size + 10)
+    several = size > 1
+    largest = phi[several].max() if bool(several.any()) else phi.new_tensor(1.0)
+    phi = torch.where(several, phi, largest)
+    phi = phi.clamp(*(float(torch.quantile(phi, share)) for share in (0.1, 0.9)))
+    return (temperature * phi / phi.mean()).float()
+
+
+def cluster_numbers(chosen: tuple[int, ...], num_images: int) -> tuple[int, ...]:
+    """The numbers of clusters: as chosen, or the published ones in proportion to the images."""
+    if find_spec("sklearn") is None:
+        raise InputError(
+            "method=pcl needs scikit-learn for k-means: pip install 'hardmix[analysis]'."
+        )
+    scaled = tuple(max(2, math.ceil(each * num_images / IMAGENET)) for each in CLUSTERS)
+    if chosen and max(chosen) > num_images:
+        raise InputError(
+            f"pcl.clusters={chosen} exceeds the {num_images} images: lower it, or leave it unset"
+            f" for {scaled}."
+        )
+    return chosen or scaled

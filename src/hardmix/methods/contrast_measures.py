@@ -1,0 +1,129 @@
+"""What Fig. 2 measures of a step, for every method that contrasts queries with negatives."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from hardmix.methods.base import StepOutcome
+from hardmix.mixing.diagnostics import (
+    false_negatives_top,
+    false_parents,
+    matching_probability,
+    negative_mass,
+    proxy_accuracy,
+    similarity_histogram,
+)
+from hardmix.mixing.infonce import Contrast
+from hardmix.mixing.plans import MixPlan
+from hardmix.mixing.queue import equal_and_known
+from hardmix.runtime.device import read_together
+from hardmix.runtime.distributed import gather, world_size
+from hardmix.settings.config import PretrainConfig
+
+KINDS_OF = {
+    "mixed-with-key": ("pairs", "key"),
+    "mixcse": ("pairs", "key"),
+    "synco": ("pairs", "query", "beyond", "vector"),
+    "own": ("pairs", "query", "beyond", "key", "vector"),
+}
+"""Kinds of points of strategies that make others than MoCHi."""
+
+
+@dataclass
+class ContrastOutcome(StepOutcome):
+    """Results of a part of a batch, described after the queue is updated."""
+
+    contrast: Contrast
+    plan: MixPlan | None
+    key: Float[Tensor, "batch dim"]
+    exclude: Tensor | None
+    labels: Tensor
+    """Labels of the queries."""
+    queue_labels: Tensor
+    """Labels of the negatives; a copy, as those of the oldest keys are overwritten by then."""
+    own: Bool[Tensor, "batch K"] | None = None
+    """Columns that are no negatives at all but the query's own image, if there are any."""
+    extra: dict[str, Tensor] = field(default_factory=dict)
+    """Further terms of the loss, detached, by their names in metrics.jsonl."""
+
+    @property
+    def measured(self) -> Contrast:
+        """The contrast, in which a query's own image is its easiest negative."""
+        if self.own is None:
+            return self.contrast
+        return self.contrast._replace(real=self.contrast.real.masked_fill(self.own, -1.0))
+
+
+@torch.no_grad()
+def describe_contrast(outcomes: Sequence[StepOutcome], config: PretrainConfig) -> dict[str, float]:
+    """Return Fig. 2's measures for the last part of a step, by name."""
+    parts = cast("Sequence[ContrastOutcome]", outcomes)
+    last = parts[-1]
+    outcome, plan = last.measured, last.plan
+    accuracy = proxy_accuracy(outcome, last.exclude)
+    keys = gather(torch.cat([each.key for each in parts]))
+    false = equal_and_known(last.labels, last.queue_labels)
+    false = false if last.own is None else false & ~last.own
+    described = {
+        "proxy_accuracy": accuracy.real,
+        "proxy_accuracy_mixed": accuracy.mixed,
+        "positive_similarity": outcome.positive.mean(),
+        "hardest_similarity": outcome.real.amax(dim=1).mean(),
+        "spread": keys.std(dim=0).mean() * math.sqrt(config.model.dim),
+        "labelled": (gather(last.labels) >= 0).all(),
+    }
+    described |= _mass(last, config)
+    of_labels = {"false_negatives_top": false_negatives_top(outcome.real, false)}
+    if plan is not None:
+        parents = false_parents(plan, false)
+        of_labels["synthetic_one_false"] = parents.pairs_at_least_one
+        of_labels["synthetic_both_false"] = parents.pairs_both
+        of_labels["synthetic_query_false"] = parents.with_query
+    numbers = read_together(described | of_labels | last.extra)
+    if not numbers.pop("labelled"):
+        numbers = {name: each for name, each in numbers.items() if name not in of_labels}
+    return numbers
+
+
+def _mass(last: ContrastOutcome, config: PretrainConfig) -> dict[str, Tensor]:
+    """Which negatives and points the loss looks at."""
+    plan, temperature = last.plan, config.train.temperature
+    mass = negative_mass(last.measured, plan, temperature, last.exclude)
+    found = {"effective_negatives": mass.effective}
+    found |= {f"gradient_top_{number}": share for number, share in mass.top.items()}
+    if plan is None:
+        return found
+    found["synthetic_mass"] = mass.points
+    made = KINDS_OF.get(config.mix.strategy, ("pairs", "query"))
+    return found | {f"synthetic_mass_{name}": mass.kinds[name] for name in made}
+
+
+@torch.no_grad()
+def hardness_of(outcomes: Sequence[StepOutcome], config: PretrainConfig) -> dict[str, list[Any]]:
+    """Return Fig. 2a for a step, and histograms of similarities."""
+    last = cast("ContrastOutcome", outcomes[-1])
+    outcome, exclude = last.measured, last.exclude
+    probability = matching_probability(outcome, config.train.temperature, exclude)
+    real = outcome.real if exclude is None else outcome.real.masked_fill(exclude, -torch.inf)
+    hardest = real.topk(min(config.mix.num_hardest, real.shape[1]), dim=1).values
+    histograms = {"positive": outcome.positive, "hardest": hardest}
+    if last.plan is not None:
+        pair = last.plan.partner >= 0
+        histograms["pairs"] = outcome.synthetic[pair]
+        histograms["with_query"] = outcome.synthetic[~pair]
+    counts = {name: similarity_histogram(values) for name, values in histograms.items()}
+    if world_size() > 1:
+        probability = gather(probability[None]).mean(dim=0)
+        counts = {
+            name: gather(torch.tensor([values])).sum(dim=0).tolist()
+            for name, values in counts.items()
+        }
+    return {
+        "matching_probability": [float(f"{value:.5g}") for value in probability.tolist()],
+        **counts,
+    }

@@ -1,0 +1,156 @@
+"""A bank of one embedding per image, for methods with a single encoder: InstDis, PIRL, CMC.
+
+An image is contrasted with its own entry and with entries of others, K of them drawn anew at every
+step. Read in HobbitLong/PyContrast (memory/mem_bank.py): entries start random, are drawn with
+replacement, and become normalize(m old + (1 - m) new) when their image is seen. Decided: the K
+entries are drawn once for the whole batch instead of for each query, so that they are one matrix,
+as MoCo's queue is, and points can be mixed in closed form; entries of the query's own image never
+count as its negatives, which there happens now and then; with K at least as large as the bank all
+entries are negatives once.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from hardmix.data.batches import Batch
+from hardmix.errors import InputError
+from hardmix.methods.base import Materials, Method, StepOutcome, TrainingPosition
+from hardmix.methods.contrast_measures import ContrastOutcome, describe_contrast, hardness_of
+from hardmix.methods.mixing_schedule import MixingSchedule
+from hardmix.mixing.infonce import Contrast
+from hardmix.mixing.plans import MixPlan
+from hardmix.mixing.queue import UNKNOWN, MemoryQueue, equal_and_known
+from hardmix.runtime.device import send
+from hardmix.runtime.distributed import gather_batch
+from hardmix.runtime.profile import timed
+from hardmix.runtime.random_numbers import seed_of
+from hardmix.settings.config import PretrainConfig
+
+
+class ImageBank(MemoryQueue):
+    """A queue whose slot i belongs to image i for good."""
+
+    def __init__(self, config: PretrainConfig, materials: Materials, purpose: str = "bank") -> None:
+        if materials.num_images is None:
+            raise InputError(
+                f"method={config.method} stores an embedding of every image, but these shards are a"
+                " stream without numbers: use shards on a disk, a folder or a list of images."
+            )
+        seed = seed_of(purpose, config.train.seed)
+        generator = torch.Generator().manual_seed(seed)
+        super().__init__(materials.num_images, config.model.dim, generator=generator)
+        self.ids.copy_(torch.arange(len(self)))
+        self._counters[1] = len(self)
+
+    @torch.no_grad()
+    def remember(
+        self,
+        keys: Float[Tensor, "batch dim"],
+        labels: Int[Tensor, " batch"],
+        ids: Int[Tensor, " batch"],
+        momentum: float,
+    ) -> None:
+        """Move the entries of these images towards their new embeddings, of unit length."""
+        # An image may be there twice, in place of an unreadable one: both rows write the first.
+        keys = keys[(ids[:, None] == ids).int().argmax(dim=1)]
+        moved = torch.lerp(keys, self.keys.index_select(0, ids), momentum)
+        self.keys.index_copy_(0, ids, normalize(moved, dim=1))
+        self.labels.index_copy_(0, ids, labels)
+
+    def rows(self, number: int, seed: int) -> Int[Tensor, " K"]:
+        """The entries that are a step's negatives: a function of the seed, equal on all ranks."""
+        if number >= len(self):
+            return self.ids
+        generator = torch.Generator().manual_seed(seed)
+        return send(torch.randint(len(self), (number,), generator=generator), self.keys.device)
+
+
+class BankMethod(Method):
+    """A method whose keys are the entries of its images in a bank."""
+
+    memory: ImageBank
+
+    def __init__(self, config: PretrainConfig, materials: Materials) -> None:
+        super().__init__(config, materials)
+        self.mixing = MixingSchedule(config, materials.strategy)
+
+    def contrast(
+        self,
+        query: Float[Tensor, "batch dim"],
+        bank: ImageBank,
+        part: Batch,
+        at: TrainingPosition,
+        purpose: int = 0,
+    ) -> ContrastOutcome:
+        """Return Eq. 1 of queries with their images' entries, and others as negatives.
+
+        `purpose` distinguishes the points of several calls; their negatives are the same.
+        """
+        config, mixing = self.config, self.mixing
+        with timed("loss"):
+            seed = seed_of("negatives", config.train.seed, at.step, at.part)
+            rows = bank.rows(config.train.queue_size, seed)
+            labels = bank.labels.index_select(0, rows)
+            own = equal_and_known(part.ids, rows)
+            exclude = own | equal_and_known(part.labels, labels) if config.oracle else own
+            outcome, plan = mixing.loss(at.epoch).contrast(
+                query,
+                bank.keys.index_select(0, part.ids),
+                bank.keys.index_select(0, rows),
+                exclude,
+                mix=mixing.started(at),
+                generator=mixing.generator(at, purpose),
+                normalised=True,
+                check=False,
+            )
+        new = query.detach()
+        return ContrastOutcome(outcome.loss, outcome, plan, new, exclude, part.labels, labels, own)
+
+    def remember(self, bank: ImageBank, batch: Batch, keys: Tensor, momentum: float) -> None:
+        """Write a step's embeddings, of all processes in one order, into a bank."""
+        parts = self.config.train.accumulate
+        keys, labels, ids = gather_batch(parts, keys, batch.labels, batch.ids)
+        bank.remember(keys, labels, ids, momentum)
+
+    def banks(self) -> dict[str, ImageBank]:
+        """Return its banks, by the names that messages call them."""
+        return {"bank": self.memory}
+
+    def replicated(self) -> dict[str, Tensor]:
+        """The banks."""
+        return {
+            f"{title}'s {name}": each
+            for title, bank in self.banks().items()
+            for name, each in bank.named_buffers()
+        }
+
+    def forget_images(self) -> None:
+        """Forget the images' classes; their entries are overwritten as they are seen."""
+        for bank in self.banks().values():
+            bank.labels.fill_(UNKNOWN)
+
+    def describe(self, outcomes: Sequence[StepOutcome]) -> dict[str, float]:
+        """Fig. 2's measures."""
+        return describe_contrast(outcomes, self.config)
+
+    def hardness(self, outcomes: Sequence[StepOutcome]) -> dict[str, list[Any]]:
+        """Return Fig. 2a for a step, and histograms of similarities."""
+        return hardness_of(outcomes, self.config)
+
+    def embed(self, images: Float[Tensor, "batch channels y x"]) -> Float[Tensor, "batch dim"]:
+        """Return the queries of images, to be contrasted with `memory`."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def contrast_images(
+        self, images: Tensor, exclude: Tensor | None, generator: torch.Generator
+    ) -> tuple[Contrast, MixPlan | None]:
+        """Contrast images with the whole bank."""
+        query = self.embed(images)
+        loss, mix = self.mixing.loss(self.config.train.epochs), self.mixing.wanted
+        return loss.contrast(query, query, self.memory, exclude, mix=mix, generator=generator)
