@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hardmix.errors import InputError
-from hardmix.settings.fitting import (
+from hardmix.settings.fitting_rules import (
     CHOSEN,
     FEWEST,
     MOST_EPOCHS,

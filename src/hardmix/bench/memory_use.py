@@ -62,6 +62,10 @@ def _job(setup: Setup, kind: str, variant: str, setting: str, more: dict[str, An
     )
 
 
+PAGE_MB = 4 / 1024
+"""The least that is told apart from nothing."""
+
+
 def measure_loss(settings: dict[str, Any], tell: Tell) -> list[Row]:
     """Measure the MB that a variant's forward and backward passes add."""
     device, make = settings["device"], VARIANTS[settings["variant"]]
@@ -107,7 +111,7 @@ def peak_mb(call: Callable[[], object], device: str) -> float:
     Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM, the peak, back to VmRSS
     before = _status_mb("VmRSS")
     call()
-    return _status_mb("VmHWM") - before
+    return max(PAGE_MB, _status_mb("VmHWM") - before)
 
 
 def _status_mb(field: str) -> float:

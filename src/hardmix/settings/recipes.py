@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hardmix.settings.config import DataConfig, ModelConfig, PretrainConfig, TrainConfig
-from hardmix.settings.fitting import CHOSEN
+from hardmix.settings.fitting_rules import CHOSEN
 from hardmix.settings.loss_options import MixConfig
 from hardmix.settings.methods import MethodName
 from hardmix.settings.optimizer_options import OptimizerConfig

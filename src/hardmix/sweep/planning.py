@@ -193,7 +193,8 @@ def config_of(row: Row, options: SweepOptions, seed: int) -> PretrainConfig:
     return replace(
         config,
         data=replace(data, root=options.data_root),
-        train=replace(config.train, seed=seed, device=options.device),
+        # A sweep compares by its own evaluations: a verdict on each run would only take time.
+        train=replace(config.train, seed=seed, device=options.device, verdict=False),
     )
 
 

@@ -31,7 +31,7 @@ from hardmix.runtime.device import choose_compute
 from hardmix.runtime.distributed import agree_on_max, broadcast_text, is_main, world_size
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import PretrainConfig
-from hardmix.settings.fitting import SHOWN, Choice, FolderFacts, Machine, Pace, fit
+from hardmix.settings.fitting_rules import SHOWN, Choice, FolderFacts, Machine, Pace, fit
 from hardmix.settings.saved import build_config, settings, to_json, with_settings
 from hardmix.training.setup import Own, prepare
 from hardmix.training.state import Training, settle

@@ -22,7 +22,7 @@ from hardmix.runtime.memory import memory_of
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import DataConfig, PretrainConfig
-from hardmix.settings.fitting import QUEUE_SHARE
+from hardmix.settings.fitting_rules import QUEUE_SHARE
 from hardmix.training.knn_images import open_knn_images
 from hardmix.training.learning import Watch
 from hardmix.training.loss_scaler import LossScaler
