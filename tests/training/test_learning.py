@@ -5,14 +5,14 @@ import math
 import pytest
 
 import ranks
-from hardmix.training.learning import Watch
+from hardmix.training.learning import LearningWatch
 from hardmix.training.pretrain import pretrain
 
 CHANCE = math.log(1 + 64)
 
 
 def watched(losses, accuracies, capfd, every=20, filled=1.0):
-    watch = Watch(ranks.tiny())  # K = 64
+    watch = LearningWatch(ranks.tiny())  # K = 64
     for number, (loss, accuracy) in enumerate(zip(losses, accuracies, strict=True)):
         line = {"step": every * (number + 1), "epoch": number, "loss": loss, "spread": 0.9}
         watch.see(line | {"proxy_accuracy": accuracy, "queue_filled": filled})
@@ -51,12 +51,12 @@ def test_a_queue_of_random_keys_is_not_judged(capfd):
 
 
 def test_a_collapse_is_told(capfd):
-    Watch(ranks.tiny()).see({"step": 9, "epoch": 1, "loss": 1.0, "spread": 0.01})
+    LearningWatch(ranks.tiny()).see({"step": 9, "epoch": 1, "loss": 1.0, "spread": 0.01})
     assert "the keys have collapsed" in capfd.readouterr().err
 
 
 def test_too_many_points_are_told_once(capfd):
-    watch = Watch(ranks.tiny())
+    watch = LearningWatch(ranks.tiny())
     for step, mass in ((1, 0.5), (2, 0.85), (3, 0.9)):
         watch.see({"step": step, "epoch": 0, "loss": 1.0, "synthetic_mass": mass})
     said = capfd.readouterr().err

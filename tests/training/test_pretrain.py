@@ -290,7 +290,7 @@ def test_a_corrupt_image_is_skipped_named_and_counted(folder, tmp_path, capfd):
     [
         (["pretrain"], ["needs a recipe", "imagenet100"]),
         (["pretrain", "cifar"], ["no recipe 'cifar'", "choose one of cifar10"]),
-        (["pretrain", "demo", "--method", "simclr"], ["no method 'simclr'", "moco-v2"]),
+        (["pretrain", "demo", "--method", "simcrl"], ["no method 'simcrl'", "simclr"]),
         (["pretrain", "demo", "--out", "OUT", "--mix.num-hardest", "99999"], ["99999", "2048"]),
         (["pretrain", "demo", "--out", "OUT", "--data.root", "/no/such"], ["/no/such"]),
         (

@@ -196,10 +196,11 @@ def test_lightlys_own_model(tmp_path):
 
 @pytest.mark.parametrize("name", BACKBONES)
 def test_every_architecture_is_told_from_the_others(name, tmp_path):
+    channels = 3 if name.startswith("lab-") else 4
     with torch.device("meta"):
-        state = build_backbone(name, channels=4).trunk.state_dict()
+        state = build_backbone(name, channels=channels).trunk.state_dict()
     fit = recognise(tmp_path, Source(prefixed("module.", state), {}, None), None)
-    assert (fit.backbone, fit.channels) == (name, 4)
+    assert (fit.backbone, fit.channels) == (name, channels)
 
 
 def test_safetensors_and_an_image_size(tmp_path):

@@ -21,7 +21,7 @@ IMAGENET, CLUSTERS = 1_281_167, (25_000, 50_000, 100_000)
 """Images of ImageNet-1k, and the published numbers of clusters for them."""
 
 
-class Clusters(NamedTuple):
+class PrototypeClusters(NamedTuple):
     """What k-means found."""
 
     centres: Float[Tensor, "k dim"]
@@ -49,7 +49,7 @@ def prototype_loss(
 
 def cluster(
     features: Float[Tensor, "n dim"], number: int, seed: int, temperature: float
-) -> Iterator[Clusters | None]:
+) -> Iterator[PrototypeClusters | None]:
     """Yield None after each part of k-means, so that nobody waits in vain, then the clusters."""
     from sklearn.cluster import MiniBatchKMeans  # not before it is needed: it takes a second
 
@@ -66,7 +66,7 @@ def cluster(
     centres = torch.from_numpy(means.cluster_centers_).float()
     distance = (features - centres[own]).norm(dim=1)
     phi = concentrations(distance, own, number, temperature)
-    yield Clusters(normalize(centres, dim=1), phi, own)
+    yield PrototypeClusters(normalize(centres, dim=1), phi, own)
 
 
 def _nearest(means: Any, part: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from hardmix.data.batches import Batch
 from hardmix.errors import InputError
 from hardmix.evaluation.features import extract
 from hardmix.methods.base import Materials, TrainingPosition
-from hardmix.methods.clusters import Clusters, cluster, cluster_numbers, prototype_loss
+from hardmix.methods.clusters import PrototypeClusters, cluster, cluster_numbers, prototype_loss
 from hardmix.methods.contrast_measures import ContrastOutcome
 from hardmix.methods.moco import Moco
 from hardmix.runtime.console import say
@@ -88,7 +88,8 @@ class Pcl(Moco):
             size, tau = len(each.centres), config.train.temperature
             parts = while_main_works(cluster(found.features, size, seed, tau))
             if parts:
-                made = cast("Clusters", parts[-1])
+                made = parts[-1]
+                assert isinstance(made, PrototypeClusters)
                 each.centres.copy_(made.centres)
                 each.concentration.copy_(made.concentration)
                 each.cluster[send(found.ids, each.cluster.device)] = send(

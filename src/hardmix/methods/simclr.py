@@ -13,7 +13,7 @@ the 2 N - 2 negatives, as in `MochiLoss.in_batch`: points are constants, their p
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Bool
@@ -47,7 +47,9 @@ class SimClr(Method):
         encoder = build_encoder(
             config.model, data.channels, materials.trunk, image_size=data.image_size
         )
-        self.encoder = cast("Encoder", synchronise_batch_norm(encoder, materials.compute.device))
+        synchronised = synchronise_batch_norm(encoder, materials.compute.device)
+        assert isinstance(synchronised, Encoder)
+        self.encoder = synchronised
 
     @property
     def trunk(self) -> nn.Module:  # type: ignore[override]

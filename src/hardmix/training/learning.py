@@ -20,7 +20,7 @@ PATIENCE = 300
 """Steps with a full queue before a judgement."""
 
 
-class Watch:
+class LearningWatch:
     """Sees every line of metrics.jsonl and warns, of most things once."""
 
     def __init__(self, config: PretrainConfig) -> None:

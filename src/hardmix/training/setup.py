@@ -24,7 +24,7 @@ from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import DataConfig, PretrainConfig
 from hardmix.settings.fitting_rules import QUEUE_SHARE
 from hardmix.training.knn_images import open_knn_images
-from hardmix.training.learning import Watch
+from hardmix.training.learning import LearningWatch
 from hardmix.training.loss_scaler import LossScaler
 from hardmix.training.metric_logs import OnLog, open_logs
 from hardmix.training.nan_guard import StepSnapshot, judged_late
@@ -97,7 +97,7 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
         knn_images=open_knn_images(config, images),
         own_trunk=own.trunk is not None,
         starts_from_weights=trunk is not None,
-        watch=Watch(config),
+        watch=LearningWatch(config),
     )
 
 

@@ -35,7 +35,7 @@ from hardmix.runtime.distributed import (
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import PretrainConfig
 from hardmix.training.knn_images import KnnImages
-from hardmix.training.learning import Watch
+from hardmix.training.learning import LearningWatch
 from hardmix.training.loss_scaler import LossScaler
 from hardmix.training.metric_logs import MetricLog
 from hardmix.training.nan_guard import (
@@ -71,7 +71,7 @@ class Training:
     scaler: LossScaler | None
     """The loss scaler, for train.precision=fp16 only."""
     stop: StopRequest
-    watch: Watch
+    watch: LearningWatch
     """Looks for signs that nothing is learnt."""
     knn_images: KnnImages | None = None
     """Labelled images that k-NN accuracy is measured on during training, if there are any."""
