@@ -40,7 +40,7 @@ from hardmix.mixing.differentiable import (
 from hardmix.mixing.masses import Terms, masses_of
 from hardmix.mixing.plans import MixPlan, Vectors
 from hardmix.mixing.points import dots
-from hardmix.mixing.ranking import in_one_piece, row_chunks
+from hardmix.mixing.ranking import cached_rows, in_one_piece, row_chunks
 
 
 class Contrast(NamedTuple):
@@ -198,10 +198,9 @@ class _InfoNCE(torch.autograd.Function):
             some = None if points is None else points.rows(rows)
             hidden = None if exclude is None else exclude[rows]
             space = real[rows] if overwrite else torch.empty_like(real[rows])
-            terms, extra, ahead = _terms(
+            terms, extra, ahead, total = _terms(
                 positive[rows], real[rows], some, temperature, hidden, space
             )
-            total = terms.sum(dim=1).add_(extra.sum(dim=1))
             per_query[rows] = (total.log2() + ahead) * math.log(2)
             to_key[rows] = extra[:, 0] / total - 1
             if probability is not None:
@@ -253,12 +252,13 @@ def _terms(
     temperature: float,
     exclude: Tensor | None,
     space: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Eq. 1's denominator over its highest term: the negatives' terms; those of key and points.
 
-    Also log2 of the highest term over the key's. Powers of two: exp2 takes about half the time of
-    exp. The highest logit is taken out first, so that no temperature overflows. The negatives'
-    terms are written to `space`, which may be the similarities themselves.
+    Also log2 of the highest term over the key's, and the sum of all. Powers of two: exp2 takes
+    about half the time of exp. The highest logit is taken out first, so that no temperature
+    overflows. The negatives' terms are written to `space`, which may be the similarities
+    themselves, a few queries at a time: all passes over them then find them in the cache.
     """
     to_log2 = math.log2(math.e) / temperature
     extra = positive.unsqueeze(1) * to_log2
@@ -267,12 +267,17 @@ def _terms(
         if points.weight is not None:
             synthetic += points.weight.log2()
         extra = torch.cat([extra, synthetic], dim=1)
-    if exclude is not None:
-        real = space.copy_(real).masked_fill_(exclude, -torch.inf)
-    highest = torch.maximum(real.amax(dim=1) * to_log2, extra.amax(dim=1))
-    terms = torch.add(-highest.unsqueeze(1), real, alpha=to_log2, out=space).exp2_()
+    highest, total = extra.amax(dim=1), torch.empty_like(positive)
+    for rows in cached_rows(*real.shape):
+        some, terms, most = real[rows], space[rows], highest[rows]
+        if exclude is not None:
+            some = terms.copy_(some).masked_fill_(exclude[rows], -torch.inf)
+        torch.maximum(some.amax(dim=1).mul_(to_log2), most, out=most)
+        torch.add(-most.unsqueeze(1), some, alpha=to_log2, out=terms).exp2_()
+        torch.sum(terms, dim=1, out=total[rows])
     ahead = highest - extra[:, 0]
-    return terms, extra.sub_(highest.unsqueeze(1)).exp2_(), ahead
+    extra = extra.sub_(highest.unsqueeze(1)).exp2_()
+    return space, extra, ahead, total.add_(extra.sum(dim=1))
 
 
 def _check(
