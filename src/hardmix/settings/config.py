@@ -10,7 +10,7 @@ from hardmix.errors import InputError
 from hardmix.settings.bounds import check_above, check_at_least, check_between, nearest_first
 from hardmix.settings.facts import setting
 from hardmix.settings.loss_options import LossConfig, MixConfig
-from hardmix.settings.method_options import MethodOptions
+from hardmix.settings.method_options import MethodOptions, jigsaw_sizes
 from hardmix.settings.methods import METHOD_FACTS, MethodName
 from hardmix.settings.named_choices import (
     TRUNK_LR,
@@ -290,6 +290,18 @@ class PretrainConfig:
                 f"train.accumulate={self.train.accumulate} with method={self.method}: its loss"
                 " compares all images of a batch with each other, which parts would not; set"
                 " train.accumulate to 1 and use more processes, or lower train.batch_size."
+            )
+        if self.loss.jigsaw and not self.uses("loss.jigsaw"):
+            raise InputError(
+                f"loss.jigsaw={self.loss.jigsaw} with method={self.method}: only MoCo and MoCHi"
+                " have InfoMin's jigsaw; set loss.jigsaw to 0, or method to moco-v2, mochi or pirl."
+            )
+        jigsaw, tile = jigsaw_sizes(self.data.image_size)
+        if self.loss.jigsaw and jigsaw // 3 < tile:
+            raise InputError(
+                f"loss.jigsaw={self.loss.jigsaw} with data.image_size={self.data.image_size}: tiles"
+                " have at least 8 pixels, which takes images of 20 pixels or more; raise"
+                " data.image_size or set loss.jigsaw to 0."
             )
         crossed = self.mix.num_with_query > 0 and self.mix.strategy != "mixed-with-key"
         if self.method == "cmc" and self.mixes and crossed:

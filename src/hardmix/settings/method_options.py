@@ -65,6 +65,11 @@ class InstDisOptions(MethodOptions):
         check_between(self, "instdis", 0.0, 1.0, "bank_momentum")
 
 
+def jigsaw_sizes(image_size: int) -> tuple[int, int]:
+    """Pixels of a jigsaw and of its tiles, in proportion: the published 255 and 64 for 224."""
+    return 3 * round(image_size * 85 / 224), max(8, round(image_size * 64 / 224))
+
+
 @dataclass(frozen=True, kw_only=True)
 class PirlOptions(MethodOptions):
     """PIRL's bank and jigsaw."""
