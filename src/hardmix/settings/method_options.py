@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hardmix.errors import InputError
 from hardmix.settings.bounds import check_above, check_at_least, check_between
 from hardmix.settings.facts import setting
+from hardmix.settings.named_choices import KMeans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +117,9 @@ class PclOptions(MethodOptions):
     images, and in proportion for others."""
     warm_up_epochs: int = setting(20, name="epochs without prototypes")
     """Epochs of plain MoCo before the first clustering."""
+    kmeans: KMeans = setting("auto", name="library of k-means", later=True)
+    """Library of k-means: scikit-learn in mini-batches, or faiss (hardmix[faiss]) over all images.
+    auto: faiss from 200,000 images on, if it is installed."""
 
     def __post_init__(self) -> None:
         check_at_least(self, "pcl", warm_up_epochs=0)
