@@ -192,6 +192,17 @@ def test_two_processes_resume_bit_equal(name, two):
     assert state_of(two / name) == state_of(two / f"{name}-resumed")
 
 
+def test_pcl_repeats_with_faiss(tmp_path):
+    pytest.importorskip("faiss", reason="needs pip install 'hardmix[faiss]'")
+    config = small("pcl")
+    config = dataclasses.replace(
+        config, options=dataclasses.replace(config.options, kmeans="faiss")
+    )
+    for name in ("one", "two"):
+        pretrain(config, tmp_path / name)
+    assert state_of(tmp_path / "one") == state_of(tmp_path / "two")
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_it_is_evaluated_and_exported_like_any_other(name, runs, tmp_path, capfd):
     run = runs / name

@@ -13,10 +13,18 @@ from lightly.loss.swav_loss import sinkhorn as lightlys_sinkhorn
 from torch.nn.functional import cross_entropy, log_softmax, normalize
 
 from hardmix.data.batches import Batch
+from hardmix.errors import InputError
+from hardmix.methods import clusters
 from hardmix.methods.all_methods import build_method
 from hardmix.methods.base import Materials, TrainingPosition
 from hardmix.methods.byol import regression, target_momentum
-from hardmix.methods.clusters import cluster, cluster_numbers, concentrations, prototype_loss
+from hardmix.methods.clusters import (
+    cluster,
+    cluster_numbers,
+    concentrations,
+    kmeans_library,
+    prototype_loss,
+)
 from hardmix.methods.co2 import consistency
 from hardmix.methods.codes import sinkhorn, swapped_loss
 from hardmix.methods.image_mixture import draw_mixture, mix_images
@@ -352,11 +360,52 @@ def test_concentrations_and_prototypes_are_the_authors():
     torch.testing.assert_close(loss, torch.stack(slow).mean())
 
 
+@pytest.fixture(params=["sklearn", "faiss"])
+def library(request):
+    """Of k-means; faiss is an extra of its own."""
+    pytest.importorskip(request.param, reason="needs pip install 'hardmix[faiss]'")
+    return request.param
+
+
+def grouped(seed=0):
+    """180 unit vectors in six groups, in order."""
+    noise = torch.randn(180, 16, generator=torch.Generator().manual_seed(seed))
+    return normalize(unit(6, 16).repeat_interleave(30, 0) + 0.02 * noise, dim=1).float()
+
+
+def test_clusters_are_found_by_both_libraries_and_repeat_by_their_seed(library):
+    rows = grouped()
+    *parts, (centres, phi, own) = cluster(rows, 6, 3, 0.2, library)
+    assert parts == [None] * (20 if library == "faiss" else 10)
+    assert own.dtype == torch.int64
+    nearest = torch.cdist(rows, centres).argmin(dim=1)
+    assert (own == nearest).float().mean() > 0.95  # nearest before centres were normalised
+    *_, again = cluster(rows, 6, 3, 0.2, library)
+    assert all(torch.equal(*each) for each in zip(again, (centres, phi, own), strict=True))
+    *_, other = cluster(rows, 20, 4, 0.2, library)
+    assert not torch.equal(other.centres, list(cluster(rows, 20, 5, 0.2, library))[-1].centres)
+
+
+def test_faiss_is_taken_for_many_images_or_by_name_and_asked_for_if_missing(monkeypatch, capfd):
+    found = {"sklearn", "faiss"}
+    monkeypatch.setattr(clusters, "find_spec", lambda name: name if name in found else None)
+    assert kmeans_library("auto", 50_000) == "sklearn"
+    assert kmeans_library("auto", 1_281_167) == "faiss"
+    assert kmeans_library("faiss", 100) == "faiss"
+    found.discard("faiss")
+    assert not capfd.readouterr().err
+    assert kmeans_library("auto", 1_281_167) == "sklearn"
+    assert "hardmix[faiss]" in capfd.readouterr().err
+    with pytest.raises(InputError, match=r"pcl\.kmeans=faiss needs faiss.*hardmix\[faiss\]"):
+        kmeans_library("faiss", 100)
+    found.clear()
+    with pytest.raises(InputError, match=r"needs scikit-learn.*hardmix\[analysis\]"):
+        kmeans_library("auto", 100)
+
+
 def test_clusters_are_found_and_their_numbers_follow_the_images():
-    groups = unit(6, 16)
-    rows = normalize(groups.repeat_interleave(30, 0) + 0.02 * torch.randn(180, 16), dim=1).float()
-    *parts, (centres, phi, own) = cluster(rows, 6, 3, 0.2)
-    assert parts == [None] * 10
+    rows = grouped()
+    *_, (centres, phi, own) = cluster(rows, 6, 3, 0.2)
     assert all(len(each.unique()) == 1 for each in own.view(6, 30))
     assert len(own.unique()) == 6
     torch.testing.assert_close(centres.norm(dim=1), torch.ones(6))

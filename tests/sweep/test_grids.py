@@ -11,6 +11,7 @@ from hardmix.paper.numbers import printed_rows
 from hardmix.settings.recipes import RECIPES
 from hardmix.sweep.grid_rows import LEFT_OUT, baseline_of, paper_numbers
 from hardmix.sweep.grids import GRIDS, grid_named
+from hardmix.sweep.measures import MEASURES
 from hardmix.sweep.scales import SMALL_RECIPES, comparable, config_at, describe_scale
 
 SOURCES = {
@@ -254,3 +255,20 @@ def test_small_scales_say_that_they_do_not_compare_and_how_they_were_made():
     assert "divided by 4 (K = 16384 becomes 4096)" in words
     assert "200 epochs become 60" in words
     assert "first 10 without mixing become 3" in words
+
+
+@pytest.mark.parametrize("grid", ["table1", "table2", "table2-supp"])
+def test_every_row_of_the_tables_says_what_it_costs(grid):
+    assert all("cost" in row.evaluations for row in GRIDS[grid].rows)
+    titles = {each.id for each in MEASURES if each.file == "pretrain"}
+    assert titles == {"images_per_second", "peak_mb", "seconds"}
+
+
+@pytest.mark.parametrize("scale", ["cifar100", "shapes"])
+@pytest.mark.parametrize("grid", ["table1", "table2", "table2-supp"])
+def test_small_scales_show_all_rows_of_a_length_equally_many_images(grid, scale):
+    """Whatever their batches; the 800 epochs of the paper's SwAV are MoCo-v2's 800."""
+    seen = {}
+    for row in GRIDS[grid].rows:
+        seen.setdefault(row.epochs, set()).add(config_at(row, scale).train.last_epoch)
+    assert all(len(each) == 1 for each in seen.values())

@@ -1,9 +1,14 @@
-"""PCL's clusters: k-means of all images, how concentrated each is, and the loss of prototypes."""
+"""PCL's clusters: k-means of all images, how concentrated each is, and the loss of prototypes.
+
+k-means is scikit-learn's in mini-batches or, for ImageNet's size, faiss's, as the authors use it
+(salesforce/PCL: 20 iterations over all images). Both work in parts, are functions of the seed, and
+start from images that are drawn by it.
+"""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,11 +17,17 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from hardmix.errors import InputError
+from hardmix.runtime.console import warn
+from hardmix.settings.named_choices import KMeans
 
-PASSES = 10
-"""How often k-means sees every image."""
+PASSES, ITERATIONS = 10, 20
+"""How often scikit-learn's k-means sees every image, and faiss's."""
 CAREFUL = 1000
 """Clusters up to which their first centres are chosen apart from each other; else at random."""
+LARGE = 200_000
+"""Images from which on pcl.kmeans=auto takes faiss."""
+INSTALL = {"sklearn": "pip install 'hardmix[analysis]'", "faiss": "pip install 'hardmix[faiss]'"}
+"""How to get each library."""
 IMAGENET, CLUSTERS = 1_281_167, (25_000, 50_000, 100_000)
 """Images of ImageNet-1k, and the published numbers of clusters for them."""
 
@@ -47,10 +58,26 @@ def prototype_loss(
     return cross_entropy(logits, torch.zeros_like(own))
 
 
+Means = Generator[None, None, tuple[Float[Tensor, "k dim"], Int[Tensor, " n"]]]
+"""k-means in parts: yields after each, and returns centres and each image's cluster."""
+
+
 def cluster(
-    features: Float[Tensor, "n dim"], number: int, seed: int, temperature: float
+    features: Float[Tensor, "n dim"],
+    number: int,
+    seed: int,
+    temperature: float,
+    library: KMeans = "sklearn",
 ) -> Iterator[PrototypeClusters | None]:
     """Yield None after each part of k-means, so that nobody waits in vain, then the clusters."""
+    means = _by_faiss if library == "faiss" else _by_sklearn
+    centres, own = yield from means(features, number, seed)
+    distance = (features - centres[own]).norm(dim=1)
+    phi = concentrations(distance, own, number, temperature)
+    yield PrototypeClusters(normalize(centres, dim=1), phi, own)
+
+
+def _by_sklearn(features: Tensor, number: int, seed: int) -> Means:
     from sklearn.cluster import MiniBatchKMeans  # not before it is needed: it takes a second
 
     init = "k-means++" if number <= CAREFUL else "random"
@@ -62,15 +89,27 @@ def cluster(
             if len(rows) == size:  # the first part must have as many images as there are clusters
                 means.partial_fit(features[rows].numpy())
                 yield None
-    own = torch.cat([_nearest(means, part) for part in features.split(size)])
-    centres = torch.from_numpy(means.cluster_centers_).float()
-    distance = (features - centres[own]).norm(dim=1)
-    phi = concentrations(distance, own, number, temperature)
-    yield PrototypeClusters(normalize(centres, dim=1), phi, own)
+    nearest = [means.predict(part.numpy()).astype(np.int64) for part in features.split(size)]
+    own = torch.from_numpy(np.concatenate(nearest))
+    return torch.from_numpy(means.cluster_centers_).float(), own
 
 
-def _nearest(means: Any, part: Tensor) -> Tensor:
-    return torch.from_numpy(means.predict(part.numpy()).astype(np.int64))
+def _by_faiss(features: Tensor, number: int, seed: int) -> Means:
+    import faiss
+
+    rows = np.ascontiguousarray(features.numpy(), dtype=np.float32)
+    generator = torch.Generator().manual_seed(seed)
+    centres = rows[torch.randperm(len(rows), generator=generator)[:number].numpy()]
+    # One iteration at a time; by default faiss would take a sample of the images, and warn of small
+    # clusters.
+    limits = {"min_points_per_centroid": 1, "max_points_per_centroid": len(rows)}
+    means = faiss.Kmeans(rows.shape[1], number, niter=1, seed=seed, **limits)
+    for _ in range(ITERATIONS):
+        means.train(rows, init_centroids=centres)
+        centres = means.centroids
+        yield None
+    _, own = means.assign(rows)
+    return torch.from_numpy(centres.copy()), torch.from_numpy(own).long()
 
 
 def concentrations(
@@ -87,12 +126,26 @@ def concentrations(
     return (temperature * phi / phi.mean()).float()
 
 
+def kmeans_library(chosen: KMeans, num_images: int) -> KMeans:
+    """The library as chosen; with auto, faiss for many images, if it is installed."""
+    there = {name for name in INSTALL if find_spec(name) is not None}
+    if chosen == "auto":
+        if num_images >= LARGE and "faiss" not in there:
+            warn(
+                f"pcl.kmeans=auto: scikit-learn clusters {num_images} images, which may take hours"
+                f" before each epoch; faiss is faster: {INSTALL['faiss']}."
+            )
+        chosen = "faiss" if num_images >= LARGE and "faiss" in there else "sklearn"
+    if chosen not in there:
+        title = "faiss" if chosen == "faiss" else "scikit-learn"
+        raise InputError(
+            f"method=pcl with pcl.kmeans={chosen} needs {title} for k-means: {INSTALL[chosen]}."
+        )
+    return chosen
+
+
 def cluster_numbers(chosen: tuple[int, ...], num_images: int) -> tuple[int, ...]:
     """The numbers of clusters: as chosen, or the published ones in proportion to the images."""
-    if find_spec("sklearn") is None:
-        raise InputError(
-            "method=pcl needs scikit-learn for k-means: pip install 'hardmix[analysis]'."
-        )
     scaled = tuple(max(2, math.ceil(each * num_images / IMAGENET)) for each in CLUSTERS)
     if chosen and max(chosen) > num_images:
         raise InputError(

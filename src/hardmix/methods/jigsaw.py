@@ -1,36 +1,68 @@
-"""PIRL's jigsaws: tiles of an image in random order, and the encoder of both."""
+"""Jigsaws: tiles of an image in random order, and the encoder of both. PIRL's and InfoMin's.
+
+Read in HobbitLong/PyContrast (datasets/util.py, networks/util.py), where both methods have the same
+one: a crop of 0.6 to 1 of the image, flipped and no more, cut into 3 x 3 cells of which a tile is
+taken at a random place; a head for tiles of its own, and a layer that joins the nine.
+"""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from hardmix.data.view_kinds import ViewKind
+from hardmix.methods.base import TrainingPosition
 from hardmix.models.encoders import Encoder
 from hardmix.models.heads import HEADS
+from hardmix.runtime.distributed import rank
+from hardmix.runtime.random_numbers import seed_of, uniform_rows
 from hardmix.settings.named_choices import Head
 
 GRID = 3
 TILES = GRID * GRID
 
 
-class JigsawEncoder(nn.Module):
-    """Images and their tiles to embeddings of unit length, by one trunk and two heads."""
+class JigsawEncoder(Encoder):
+    """An encoder that embeds tiles, too, by the same trunk and a head of their own."""
 
     def __init__(self, encoder: Encoder, dim: int, head: Head) -> None:
-        super().__init__()
-        self.image = encoder
+        nn.Module.__init__(self)  # trunk and head are the encoder's, so that their weights are
+        self.width, self.trunk, self.head = encoder.width, encoder.trunk, encoder.head
         self.tile_head = HEADS[head](encoder.width, dim)
         self.join = nn.Linear(TILES * dim, dim)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         images: Float[Tensor, "batch channels y x"],
-        tiles: Float[Tensor, "batch 9 channels v u"],
-    ) -> tuple[Float[Tensor, "batch dim"], Float[Tensor, "batch dim"]]:
-        """Return the embeddings of the images and of their jigsaws, in float32."""
-        parts = self.tile_head(self.image.features(tiles.flatten(0, 1)))
+        tiles: Float[Tensor, "batch 9 channels v u"] | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Return embeddings of images and, if given, of their jigsaws: (batch, dim), float32."""
+        if tiles is None:
+            return super().forward(images)
+        parts = self.tile_head(self.features(tiles.flatten(0, 1)))
         joined = self.join(parts.unflatten(0, (-1, TILES)).flatten(1))
-        return self.image(images), normalize(joined.float(), dim=1)
+        return super().forward(images), normalize(joined.float(), dim=1)
+
+
+def jigsaw_view(size: int) -> ViewKind:
+    """The kind of view that is cut into tiles."""
+    return ViewKind(1, size, (0.6, 1.0), "plain")
+
+
+def draw_tiles(
+    images: Float[Tensor, "batch channels size size"], tile: int, seed: int, at: TrainingPosition
+) -> Float[Tensor, "batch 9 channels {tile} {tile}"]:
+    """Cut tiles, drawn by (seed, step, row of the global batch)."""
+    number = len(images)
+    draws = uniform_rows(
+        seed_of("tiles", seed, at.step, at.part),
+        rank() * number,
+        number,
+        3 * TILES,
+        torch.float32,
+        images.device,
+    )
+    return cut_tiles(images, tile, draws)
 
 
 def cut_tiles(

@@ -1,6 +1,9 @@
 """MoCo (Sec. 3.1) and MoCHi (Sec. 4): two encoders, a queue, and InfoNCE between them.
 
-MoCHi is MoCo whose loss mixes; MoCo v1 and v2 differ in settings alone (`recipes`).
+MoCHi is MoCo whose loss mixes; MoCo v1 and v2 differ in settings alone (`recipes`). With
+`loss.jigsaw` they have InfoMin's second branch (Tian et al. 2020): nine shuffled tiles of the image
+are another query for the same key, and L = (1 - weight) L(query) + weight L(jigsaw). Read in
+HobbitLong/PyContrast (contrast_trainer.py, mem_moco.py). With `mix.*`, points join both terms.
 """
 
 from collections.abc import Sequence
@@ -10,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hardmix.data.batches import Batch, Loader
+from hardmix.data.view_kinds import ViewKind
 from hardmix.methods.base import (
     Materials,
     Method,
@@ -18,6 +22,7 @@ from hardmix.methods.base import (
     check_embeddings,
 )
 from hardmix.methods.contrast_measures import ContrastOutcome, describe_contrast, hardness_of
+from hardmix.methods.jigsaw import TILES, JigsawEncoder, draw_tiles, jigsaw_view
 from hardmix.methods.mixing_schedule import MixingSchedule
 from hardmix.mixing.infonce import Contrast
 from hardmix.mixing.loss import MochiLoss
@@ -28,6 +33,7 @@ from hardmix.runtime.distributed import gather_batch, world_size
 from hardmix.runtime.profile import timed
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.config import PretrainConfig
+from hardmix.settings.method_options import jigsaw_sizes
 from hardmix.settings.named_choices import QueueStart
 
 
@@ -41,11 +47,21 @@ class Moco(Method):
         self.mixing = MixingSchedule(config, materials.strategy)
         data, model, train = config.data, config.model, config.train
         encoder = build_encoder(model, data.channels, materials.trunk, image_size=data.image_size)
+        if config.loss.jigsaw:
+            encoder = JigsawEncoder(encoder, model.dim, model.head)
         self.pair = QueryKeyPair(encoder, model.key_momentum, model.key_bn_splits)
         start: QueueStart = "random" if train.queue_start == "random" else "empty"
         generator = torch.Generator().manual_seed(seed_of("queue", train.seed))
         self.memory = MemoryQueue(train.queue_size, model.dim, start=start, generator=generator)
         self._contrast = _contrast
+
+    @classmethod
+    def view_kinds(cls, config: PretrainConfig) -> tuple[ViewKind, ...]:
+        """Two as data.* says and, with loss.jigsaw, one to be cut into tiles."""
+        usual = super().view_kinds(config)
+        if not config.loss.jigsaw:
+            return usual
+        return *usual, jigsaw_view(jigsaw_sizes(config.data.image_size)[0])
 
     @property
     def trunk(self) -> nn.Module:  # type: ignore[override]
@@ -70,18 +86,37 @@ class Moco(Method):
 
     def loss(self, part: Batch, at: TrainingPosition) -> ContrastOutcome:
         """Eq. 1 with the queue's keys and, once mixing has started, the points of a plan."""
-        return self.compare(*self.encode(part, at), part, at)
+        if not self.config.loss.jigsaw:
+            query, key = self.encode(part, at)
+            return self.compare(query, key, part, at)
+        _, tile = jigsaw_sizes(self.config.data.image_size)
+        tiles = draw_tiles(part.views[2], tile, self.config.train.seed, at)
+        query, jigsaw, key = self.encode(part, at, tiles)
+        outcome = self.compare(query, key, part, at)
+        term = self.compare(jigsaw, key, part, at, purpose=1).loss
+        outcome.extra = {"jigsaw_loss": term.detach()}
+        outcome.loss = torch.lerp(outcome.loss, term, self.config.loss.jigsaw)
+        return outcome
 
-    def encode(self, part: Batch, at: TrainingPosition) -> tuple[Tensor, Tensor]:
-        """Return queries and keys, the keys in shuffled groups and without gradient."""
-        images = ShuffledImages(part.key, self._shuffle(len(part.ids), at))
+    def encode(self, part: Batch, at: TrainingPosition, *tiles: Tensor) -> tuple[Tensor, ...]:
+        """Return queries, those of tiles if given, and keys: in shuffled groups, no gradient."""
+        images = ShuffledImages(part.views[1], self._shuffle(len(part.ids), at))
         with timed("query"):
-            query = self.network("query")(part.query)
+            made = self.network("query")(part.query, *tiles)
         with timed("key"):
             key = images.encode(self.pair.key)
-        if query.device.type == "cpu":  # a GPU would be waited for; there the gradients tell
-            check_embeddings(query=query, key=key)
-        return query, key
+        queries: tuple[Tensor, ...] = made if tiles else (made,)
+        if key.device.type == "cpu":  # a GPU would be waited for; there the gradients tell
+            check_embeddings(**dict(zip(("query", "jigsaw"), queries, strict=False)), key=key)
+        return *queries, key
+
+    def example(self, name: str) -> tuple[Tensor, ...]:
+        """Two black images and, with loss.jigsaw, their tiles."""
+        (images,) = super().example(name)
+        if not self.config.loss.jigsaw:
+            return (images,)
+        _, size = jigsaw_sizes(self.config.data.image_size)
+        return images, images.new_zeros(2, TILES, images.shape[1], size, size)
 
     def compare(
         self, query: Tensor, key: Tensor, part: Batch, at: TrainingPosition, purpose: int = 0
@@ -118,7 +153,7 @@ class Moco(Method):
             for batch in loader.epoch(-1):
                 with self.materials.compute.autocast():
                     shuffle = self._shuffle(len(batch.ids), before)
-                    self._enqueue(batch, [encode_keys(self.pair.key, batch.key, shuffle)])
+                    self._enqueue(batch, [encode_keys(self.pair.key, batch.views[1], shuffle)])
                 if self.memory.unfilled() is None:
                     break
 

@@ -9,10 +9,11 @@ concentration phi in place of a temperature:
 
 Read in salesforce/PCL (main_pcl.py, pcl/builder.py): centre crops in evaluation mode, phi clipped
 to its 10th and 90th percentile, clusters of one image get the largest phi, r prototypes sampled as
-negatives, plain MoCo for the first epochs. Decided: scikit-learn's MiniBatchKMeans instead of faiss
-on GPUs; the number of clusters follows that of the images; the r negatives are drawn for a step
-(all, if there are no more), without regard to the batch, so that they do not depend on the number
-of processes. With `mix.*`, points join MoCo's term. PCL v1 differs from v2 in settings alone.
+negatives, plain MoCo for the first epochs. Decided: scikit-learn's MiniBatchKMeans, or faiss for
+many images (`pcl.kmeans`), both on the CPU; the number of clusters follows that of the images; the
+r negatives are drawn for a step (all, if there are no more), without regard to the batch, so that
+they do not depend on the number of processes. With `mix.*`, points join MoCo's term. PCL v1 differs
+from v2 in settings alone.
 """
 
 from typing import cast
@@ -24,7 +25,13 @@ from hardmix.data.batches import Batch
 from hardmix.errors import InputError
 from hardmix.evaluation.features import extract
 from hardmix.methods.base import Materials, TrainingPosition
-from hardmix.methods.clusters import PrototypeClusters, cluster, cluster_numbers, prototype_loss
+from hardmix.methods.clusters import (
+    PrototypeClusters,
+    cluster,
+    cluster_numbers,
+    kmeans_library,
+    prototype_loss,
+)
 from hardmix.methods.contrast_measures import ContrastOutcome
 from hardmix.methods.moco import Moco
 from hardmix.runtime.console import say
@@ -68,6 +75,7 @@ class Pcl(Moco):
                 "method=pcl clusters all images before an epoch, but these shards are a stream"
                 " without numbers: use shards on a disk, a folder or a list of images."
             )
+        self.library = kmeans_library(self.options.kmeans, images)
         numbers = cluster_numbers(self.options.clusters, images)
         self.prototypes = nn.ModuleList(
             Prototypes(images, number, config.model.dim) for number in numbers
@@ -86,7 +94,7 @@ class Pcl(Moco):
         for number, each in enumerate(cast("list[Prototypes]", list(self.prototypes))):
             seed = seed_of("clusters", config.train.seed, epoch, number) % 2**31
             size, tau = len(each.centres), config.train.temperature
-            parts = while_main_works(cluster(found.features, size, seed, tau))
+            parts = while_main_works(cluster(found.features, size, seed, tau, self.library))
             if parts:
                 made = parts[-1]
                 assert isinstance(made, PrototypeClusters)

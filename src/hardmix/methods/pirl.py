@@ -22,11 +22,9 @@ from hardmix.data.view_kinds import ViewKind
 from hardmix.methods.base import Materials, StepOutcome, TrainingPosition, check_embeddings
 from hardmix.methods.contrast_measures import ContrastOutcome
 from hardmix.methods.image_bank import BankMethod, ImageBank
-from hardmix.methods.jigsaw import TILES, JigsawEncoder, cut_tiles
+from hardmix.methods.jigsaw import TILES, JigsawEncoder, draw_tiles, jigsaw_view
 from hardmix.models.encoders import build_encoder
-from hardmix.runtime.distributed import rank
 from hardmix.runtime.profile import timed
-from hardmix.runtime.random_numbers import seed_of, uniform_rows
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.method_options import PirlOptions
 
@@ -48,12 +46,12 @@ class Pirl(BankMethod):
     def view_kinds(cls, config: PretrainConfig) -> tuple[ViewKind, ...]:
         """One as data.* says, and one to be cut into tiles."""
         options = cast("PirlOptions", config.options)
-        return ViewKind(), ViewKind(1, options.jigsaw_size, (0.6, 1.0), "plain")
+        return ViewKind(), jigsaw_view(options.jigsaw_size)
 
     @property
     def trunk(self) -> nn.Module:  # type: ignore[override]
         """The encoder without its heads."""
-        return self.encoder.image.trunk
+        return self.encoder.trunk
 
     def networks(self) -> dict[str, nn.Module]:
         """Encoder and both heads."""
@@ -67,9 +65,9 @@ class Pirl(BankMethod):
 
     def loss(self, part: Batch, at: TrainingPosition) -> ContrastOutcome:
         """Both terms, with the same entries of the bank as negatives."""
-        images, tiles = part.query, self._tiles(part.key, at)
+        tiles = draw_tiles(part.key, self.options.tile_size, self.config.train.seed, at)
         with timed("query"):
-            query, jigsaw = self.network("encoder")(images, tiles)
+            query, jigsaw = self.network("encoder")(part.query, tiles)
         if query.device.type == "cpu":
             check_embeddings(query=query, jigsaw=jigsaw)
         outcome = self.contrast(query, self.memory, part, at)
@@ -78,14 +76,6 @@ class Pirl(BankMethod):
         outcome.loss = torch.lerp(outcome.loss, term, self.options.weight)
         return outcome
 
-    def _tiles(self, images: Tensor, at: TrainingPosition) -> Tensor:
-        """Tiles, drawn by (seed, step, row of the global batch)."""
-        seed = seed_of("tiles", self.config.train.seed, at.step, at.part)
-        number, device = len(images), images.device
-        first = rank() * number
-        draws = uniform_rows(seed, first, number, 3 * TILES, torch.float32, device)
-        return cut_tiles(images, self.options.tile_size, draws)
-
     def after_step(self, batch: Batch, outcomes: Sequence[StepOutcome]) -> None:
         """Write this step's embeddings of whole images into the bank."""
         keys = torch.cat([each.key for each in cast("Sequence[ContrastOutcome]", outcomes)])
@@ -93,5 +83,5 @@ class Pirl(BankMethod):
 
     def embed(self, images: Tensor) -> Tensor:
         """Return the embeddings of whole images."""
-        embeddings: Tensor = self.encoder.image(images)
+        embeddings: Tensor = self.encoder(images)
         return embeddings

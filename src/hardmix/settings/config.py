@@ -10,6 +10,7 @@ from hardmix.errors import InputError
 from hardmix.settings.bounds import check_above, check_at_least, check_between, nearest_first
 from hardmix.settings.facts import setting
 from hardmix.settings.loss_options import LossConfig, MixConfig
+from hardmix.settings.method_checks import check_method
 from hardmix.settings.method_options import MethodOptions
 from hardmix.settings.methods import METHOD_FACTS, MethodName
 from hardmix.settings.named_choices import (
@@ -237,7 +238,7 @@ class PretrainConfig:
         self._check_options()
         if not 0.01 <= self.minutes <= 1e6:
             raise InputError(f"minutes={self.minutes} must be between 0.01 and 1000000.")
-        self._check_method()
+        check_method(self)
         in_batch = self.mixes and not self.uses("train.queue_size")
         if in_batch and self.mix.num_hardest > 2 * self.train.batch_size - 2:
             raise InputError(
@@ -276,28 +277,6 @@ class PretrainConfig:
         if self.optimizer.trunk_lr is not None:
             return self.optimizer.trunk_lr
         return TRUNK_LR if self.model.init is not None else 1.0
-
-    def _check_method(self) -> None:
-        """Raise InputError for shared settings that the method cannot have."""
-        facts = METHOD_FACTS[self.method]
-        if facts.no_mixing and self.mix.strategy == "own":
-            raise InputError(
-                f"a strategy was passed to method={self.method}: {facts.no_mixing}; omit it, or"
-                " choose another method."
-            )
-        if facts.whole_batch and self.train.accumulate > 1:
-            raise InputError(
-                f"train.accumulate={self.train.accumulate} with method={self.method}: its loss"
-                " compares all images of a batch with each other, which parts would not; set"
-                " train.accumulate to 1 and use more processes, or lower train.batch_size."
-            )
-        crossed = self.mix.num_with_query > 0 and self.mix.strategy != "mixed-with-key"
-        if self.method == "cmc" and self.mixes and crossed:
-            raise InputError(
-                f"mix.num_with_query={self.mix.num_with_query} with method=cmc would mix a query"
-                " with negatives of the other modality: set mix.num_with_query to 0, or"
-                " mix.strategy to mixed-with-key."
-            )
 
     def _check_options(self) -> None:
         kind = METHOD_FACTS[self.method].options

@@ -96,11 +96,15 @@ class LossConfig:
     """Margin of loss.filter above-positive."""
     share: float = setting(0.95, label="share {}", later=True)
     """Share of the positive's similarity, for loss.filter share-of-positive."""
+    jigsaw: float = setting(0.0, label="jigsaw x {}", name="weight of the jigsaw", later=True)
+    """Weight of InfoMin's jigsaw, for MoCo and MoCHi: nine shuffled tiles of an image are another
+    query for its key. 0.5 as published; 0: none."""
 
     def __post_init__(self) -> None:
         check_at_least(self, "loss", beta=0, alpha=0)
         check_above(self, "loss", factor=0, share=0)
         check_between(self, "loss", 0.0, 0.999, "tau_plus")
+        check_between(self, "loss", 0.0, 1.0, "jigsaw")
         check_between(self, "loss", -2.0, 2.0, "margin")
         check_between(self, "loss", 0.0, 100.0, "ring_low", "ring_high")
         if self.ring_low >= self.ring_high:

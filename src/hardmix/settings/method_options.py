@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hardmix.errors import InputError
 from hardmix.settings.bounds import check_above, check_at_least, check_between
 from hardmix.settings.facts import setting
+from hardmix.settings.named_choices import KMeans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,11 @@ class InstDisOptions(MethodOptions):
         check_between(self, "instdis", 0.0, 1.0, "bank_momentum")
 
 
+def jigsaw_sizes(image_size: int) -> tuple[int, int]:
+    """Pixels of a jigsaw and of its tiles, in proportion: the published 255 and 64 for 224."""
+    return 3 * round(image_size * 85 / 224), max(8, round(image_size * 64 / 224))
+
+
 @dataclass(frozen=True, kw_only=True)
 class PirlOptions(MethodOptions):
     """PIRL's bank and jigsaw."""
@@ -111,6 +117,9 @@ class PclOptions(MethodOptions):
     images, and in proportion for others."""
     warm_up_epochs: int = setting(20, name="epochs without prototypes")
     """Epochs of plain MoCo before the first clustering."""
+    kmeans: KMeans = setting("auto", name="library of k-means", later=True)
+    """Library of k-means: scikit-learn in mini-batches, or faiss (hardmix[faiss]) over all images.
+    auto: faiss from 200,000 images on, if it is installed."""
 
     def __post_init__(self) -> None:
         check_at_least(self, "pcl", warm_up_epochs=0)

@@ -55,7 +55,10 @@ NO_NEGATIVES = (
 NO_KEYS = ("model.head", "model.dim", "model.key_*")
 """Settings not used by methods without a key encoder and a head."""
 
-NO_PAIR = ("model.key_*", "train.queue_start", "train.exclude_same_image")
+NO_JIGSAW = ("loss.jigsaw",)
+"""Settings not used by methods other than MoCo and MoCHi."""
+
+NO_PAIR = ("model.key_*", "train.queue_start", "train.exclude_same_image", *NO_JIGSAW)
 """Settings not used by methods without a key encoder whose keys are queued."""
 
 METHOD_FACTS: dict[MethodName, MethodFacts] = {
@@ -63,12 +66,12 @@ METHOD_FACTS: dict[MethodName, MethodFacts] = {
     "moco-v2": MethodFacts("MoCo-v2", unused=("mix.*",)),
     "mochi": MethodFacts("MoCHi"),
     "simclr": MethodFacts("SimCLR", unused=(*NO_PAIR, "train.queue_size"), whole_batch=True),
-    "unmix": MethodFacts("MoCo-v2 + Image Mixture", UnmixOptions),
-    "co2": MethodFacts("MoCo-v2 + CO2", Co2Options),
+    "unmix": MethodFacts("MoCo-v2 + Image Mixture", UnmixOptions, NO_JIGSAW),
+    "co2": MethodFacts("MoCo-v2 + CO2", Co2Options, NO_JIGSAW),
     "instdis": MethodFacts("InstDis", InstDisOptions, NO_PAIR),
     "pirl": MethodFacts("PIRL", PirlOptions, NO_PAIR),
     "cmc": MethodFacts("CMC", CmcOptions, NO_PAIR),
-    "pcl": MethodFacts("PCL", PclOptions),
+    "pcl": MethodFacts("PCL", PclOptions, NO_JIGSAW),
     "swav": MethodFacts(
         "SwAV",
         SwavOptions,

@@ -77,6 +77,9 @@ CacheMode = Literal["auto", "memory", "file", "off"]
 """Where decoded images are kept. "auto": in memory if they fit, in a file if decoding is slow;
 later commands use the file too."""
 
+KMeans = Literal["auto", "sklearn", "faiss"]
+"""Libraries of PCL's k-means."""
+
 Augmentation = Literal["moco-v1", "moco-v2", "simclr", "infomin", "plain"]
 """What is applied to a view after its random crop: official MoCo's colour changes, SimCLR's, which
 are twice as strong, InfoMin's, which add RandAugment, or a flip."""

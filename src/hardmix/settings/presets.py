@@ -16,6 +16,7 @@ from hardmix.settings.method_options import (
     PclOptions,
     PirlOptions,
     SwavOptions,
+    jigsaw_sizes,
 )
 from hardmix.settings.methods import MethodName
 
@@ -156,9 +157,8 @@ def _instdis(config: PretrainConfig) -> PretrainConfig:
 def _pirl(config: PretrainConfig) -> PretrainConfig:
     """As InstDis; the jigsaw's sizes in proportion to the image's: 255 and 64 for 224."""
     config = _bank(config, "pirl")
-    cell = round(config.data.image_size * 85 / 224)
-    tile = max(8, round(config.data.image_size * 64 / 224))
-    return replace(config, options=PirlOptions(jigsaw_size=3 * cell, tile_size=tile))
+    size, tile = jigsaw_sizes(config.data.image_size)
+    return replace(config, options=PirlOptions(jigsaw_size=size, tile_size=tile))
 
 
 def _cmc(config: PretrainConfig) -> PretrainConfig:

@@ -77,6 +77,8 @@ def method_title(settings: Mapping[str, Any]) -> str:
         title += " + iMix"
     if settings.get("data.augmentation") == "infomin":
         title += " with InfoMin Aug."
+    if facts.uses("loss.jigsaw") and settings.get("loss.jigsaw"):
+        title += " + jigsaw"
     if facts.uses("loss.denominator"):
         title += _family(settings)
     return f"{title} oracle" if settings.get("oracle") is True else title
