@@ -8,7 +8,7 @@ processes. If a GPU trains, uint8 crops travel and it does the rest; if not, the
 
 import math
 from collections.abc import Generator, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Float32, Int64
@@ -30,6 +30,7 @@ from hardmix.data.worker_reads import (
     read_evaluation,
     read_views,
 )
+from hardmix.data.worker_count import WorkerChoice, choose_workers
 from hardmix.data.workers import WorkerPool
 from hardmix.runtime.console import say
 from hardmix.runtime.device import send
@@ -121,6 +122,21 @@ class ViewLoader:
         """Decode the images to be cached, so that the first batch does not wait for them."""
         self.images = self.images.decode_once(epochs=True)
 
+    @cached_property
+    def workers(self) -> WorkerChoice:
+        """How many processes read images, chosen when the images are prepared."""
+        if self.images.tensor is not None and self._pipelines is None:
+            return choose_workers(None, self.device, held=True)
+        few = list(range(min(len(self.images), len(self._rows))))
+        held = self._pipelines is None and self.images.together(few) is not None
+        item = 4 if self._coloured_on.type == "cpu" else 1
+        sent = self._maker.numbers_of(self.config.channels) * len(self._rows) * item
+        return choose_workers(self.config.workers, self.device, held, sent)
+
+    def reading(self) -> str:
+        """Return by how many processes images are read, and why."""
+        return str(self.workers)
+
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch, from `first_step` on."""
         self.prepare()
@@ -148,13 +164,13 @@ class ViewLoader:
 
     def _from_files(self, epoch: int, steps: list[Tensor]) -> Iterator[Batch]:
         if self._pool is None:
-            whole = self.config.workers > 0 and self._coloured_on.type == "cpu"
+            whole = self.workers.number > 0 and self._coloured_on.type == "cpu"
             maker = self._maker if self._pipelines is None else self._pipelines
             reader = partial(read_views, self.images, self.config, self.seed, maker, whole)
-            self._pool = WorkerPool(reader, self.config.workers, self.device)
+            self._pool = WorkerPool(reader, self.workers.number, self.device)
         reading = self._pool.run([(epoch, ids.tolist()) for ids in steps])
-        for read in timed_each("waiting" if self.config.workers else "decode", reading):
-            timed_beside(read.seconds if self.config.workers else 0.0)
+        for read in timed_each("waiting" if self.workers.number else "decode", reading):
+            timed_beside(read.seconds if self.workers.number else 0.0)
             self.unreadable |= read.unreadable
             check_unreadable(self.unreadable, self.images, self.config.max_unreadable)
             with timed("augment"):
@@ -201,7 +217,7 @@ def evaluation_batches(
     image_size: int,
     batch_size: int,
     device: torch.device,
-    workers: int = 0,
+    workers: int | None = 0,
     max_unreadable: float = 0.01,
 ) -> Generator[
     tuple[

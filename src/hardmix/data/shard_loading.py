@@ -49,6 +49,10 @@ class ShardLoader:
     def prepare(self) -> None:
         """Do nothing: a stream is not cached."""
 
+    def reading(self) -> str:
+        """Return how the stream is read."""
+        return "no workers: shards are a stream"
+
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch, from `first_step` on."""
         stream = self._stream(epoch)

@@ -18,6 +18,7 @@ from jaxtyping import Float32
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from hardmix.data.worker_count import WAITING, choose_workers
 from hardmix.errors import InputError
 
 STUCK = 600
@@ -30,18 +31,20 @@ Result = TypeVar("Result")
 class WorkerPool(Generic[Job, Result]):
     """Runs `function` over jobs in `workers` processes, or in this one if 0; results in order.
 
-    `function` must be picklable, as `functools.partial` of a top-level function is.
+    None: as many as there are cores for (worker_count.py). `function` must be picklable, as `functools.partial` of a top-level function is.
     """
 
     def __init__(
-        self, function: Callable[[Job], Result], workers: int, device: torch.device
+        self, function: Callable[[Job], Result], workers: int | None, device: torch.device
     ) -> None:
+        workers = choose_workers(workers, device).number
         self._jobs: list[Job] = []
         self._loader: DataLoader[Any] = DataLoader(
             _Jobs(function),
             batch_size=None,
             sampler=self._jobs,  # this very list, filled anew for each epoch
             num_workers=workers,
+            prefetch_factor=WAITING if workers else None,
             persistent_workers=workers > 0,
             collate_fn=_unchanged,
             worker_init_fn=_start_worker,
