@@ -23,14 +23,15 @@ from hardmix.data.own_views import Pipeline, choose_pipelines, make_own_views
 from hardmix.data.shard_index import is_indexed
 from hardmix.data.shard_loading import ShardLoader
 from hardmix.data.view_kinds import ViewKind, ViewMaker, check_own_pipelines, usual_views
+from hardmix.data.worker_count import WorkerChoice, choose_workers
 from hardmix.data.worker_reads import (
     ReadImages,
     check_unreadable,
+    finished_views,
     first_readable,
     read_evaluation,
     read_views,
 )
-from hardmix.data.worker_count import WorkerChoice, choose_workers
 from hardmix.data.workers import WorkerPool
 from hardmix.runtime.console import say
 from hardmix.runtime.device import send
@@ -154,7 +155,8 @@ class ViewLoader:
             with timed("decode"):
                 pixels = send(self.images.tensor[ids], self._coloured_on)
             with timed("augment"):
-                views = self._sent(self._maker.make(pixels, ids, epoch))
+                made = self._maker.make(pixels, ids, epoch)
+                views = [send(view, self.device) for view in made]
             yield batch_of(views, labels_of(self.images, ids), ids)
 
     def sizes(self, step: int) -> tuple[int, int]:
@@ -174,18 +176,8 @@ class ViewLoader:
             self.unreadable |= read.unreadable
             check_unreadable(self.unreadable, self.images, self.config.max_unreadable)
             with timed("augment"):
-                where = self._coloured_on if read.pixels.dtype == torch.uint8 else self.device
-                kinds = [send(pixels, where) for pixels in (read.pixels, *read.more)]
-                views: Sequence[Tensor] = [view for pixels in kinds for view in pixels]
-                if read.pixels.dtype == torch.uint8:
-                    views = self._sent(self._maker.colour(kinds, read.ids, epoch))
+                views = finished_views(read, self._maker, epoch, self.device, self._coloured_on)
             yield batch_of(views, labels_of(self.images, read.ids), read.ids)
-
-    def _sent(self, views: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The views on the training device, if they were coloured elsewhere."""
-        if self._coloured_on == self.device:
-            return views
-        return [send(view, self.device) for view in views]
 
     def close(self) -> None:
         """End the worker processes, if there are any; the next epoch starts new ones."""

@@ -62,7 +62,7 @@ def _fitting(batch_bytes: int) -> int:
 
 
 def _free_shared() -> float:
-    """This process's share of the bytes that are free; unlimited where the system has no limit."""
+    """Return this process's share of the free bytes; infinity if the system has no limit."""
     try:
         found = os.statvfs("/dev/shm")
     except OSError:

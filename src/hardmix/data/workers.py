@@ -31,7 +31,8 @@ Result = TypeVar("Result")
 class WorkerPool(Generic[Job, Result]):
     """Runs `function` over jobs in `workers` processes, or in this one if 0; results in order.
 
-    None: as many as there are cores for (worker_count.py). `function` must be picklable, as `functools.partial` of a top-level function is.
+    None: as many as there are cores for (worker_count.py). `function` must be picklable, as
+    `functools.partial` of a top-level function is.
     """
 
     def __init__(
