@@ -53,18 +53,20 @@ def open_loader(
     own: ImageSet | None = None,
     pipeline: Pipeline | Sequence[Pipeline] | None = None,
     labelled: bool = False,
+    rank_and_size: tuple[int, int] | None = None,
 ) -> tuple[ImageSet | None, Loader]:
     """The data set of a run (none for shards, which are a stream) and its loader on this rank.
 
     `own` is your own image set, used instead of a named one; `pipeline` makes views instead of
     data.augmentation. `labelled` leaves out images whose class is unknown,
-    where others have one.
+    where others have one. `rank_and_size` stands for this process's place among others.
     """
     kinds = usual_views(views) if isinstance(views, int) else tuple(views)
     pipelines = choose_pipelines(data, pipeline, sum(kind.number for kind in kinds))
     if pipelines is not None:
         check_own_pipelines(kinds)
-    options = (data, train.batch_size, train.seed, device, rank(), world_size())
+    place = rank_and_size or (rank(), world_size())
+    options = (data, train.batch_size, train.seed, device, *place)
     if own is None and data_name(data) == "shards" and not is_indexed(data.root or ""):
         stream = ShardLoader(*options, views=kinds, parts=train.accumulate, pipelines=pipelines)
         return None, stream
