@@ -54,12 +54,14 @@ def open_loader(
     pipeline: Pipeline | Sequence[Pipeline] | None = None,
     labelled: bool = False,
     rank_and_size: tuple[int, int] | None = None,
+    one_at_a_time: bool = False,
 ) -> tuple[ImageSet | None, Loader]:
     """The data set of a run (none for shards, which are a stream) and its loader on this rank.
 
     `own` is your own image set, used instead of a named one; `pipeline` makes views instead of
     data.augmentation. `labelled` leaves out images whose class is unknown,
-    where others have one. `rank_and_size` stands for this process's place among others.
+    where others have one. `rank_and_size` stands for this process's place among others;
+    `one_at_a_time` is for whoever keeps no batches.
     """
     kinds = usual_views(views) if isinstance(views, int) else tuple(views)
     pipelines = choose_pipelines(data, pipeline, sum(kind.number for kind in kinds))
@@ -79,7 +81,14 @@ def open_loader(
         if len(known) < len(images):
             say(f"Training on the {len(known)} of {len(images)} images whose class is known.")
         images = known
-    loader = ViewLoader(images, *options, views=kinds, parts=train.accumulate, pipelines=pipelines)
+    loader = ViewLoader(
+        images,
+        *options,
+        views=kinds,
+        parts=train.accumulate,
+        pipelines=pipelines,
+        one_at_a_time=one_at_a_time,
+    )
     if pipelines is not None:  # wrong ones are said now, not by a worker process later
         first = torch.tensor([first_readable(images)])
         image = images.image(int(first))
@@ -93,7 +102,8 @@ class ViewLoader:
     With `views=1`, for training on labels, the key is the query. With `keep_last` what does not
     fill a batch is a smaller one. An unreadable image is replaced by the next readable one;
     `unreadable` tells which and why, of those that this rank has met, and more than
-    data.max_unreadable stop the run.
+    data.max_unreadable stop the run. With `one_at_a_time` the memory of views may be used again
+    when the second batch after them is asked for.
     """
 
     def __init__(
@@ -109,6 +119,7 @@ class ViewLoader:
         parts: int = 1,
         pipelines: tuple[Pipeline, ...] | None = None,
         keep_last: bool = False,
+        one_at_a_time: bool = False,
     ) -> None:
         self.steps_per_epoch = steps_of(len(images), batch_size)
         if keep_last:
@@ -119,6 +130,7 @@ class ViewLoader:
         self.images, self.config, self.seed, self.device = images, config, seed, device
         self.batch_size, self._rows = batch_size, rows_of(rank, world_size, batch_size, parts)
         self.unreadable: dict[int, str] = {}
+        self._again = one_at_a_time
         self._pool: WorkerPool[tuple[int, list[int]], ReadImages] | None = None
 
     def prepare(self) -> None:
@@ -170,7 +182,8 @@ class ViewLoader:
         if self._pool is None:
             whole = self.workers.number > 0 and self._coloured_on.type == "cpu"
             maker = self._maker if self._pipelines is None else self._pipelines
-            reader = partial(read_views, self.images, self.config, self.seed, maker, whole)
+            options = self.images, self.config, self.seed, maker, whole, self._again
+            reader = partial(read_views, *options)
             self._pool = WorkerPool(reader, self.workers.number, self.device)
         reading = self._pool.run([(epoch, ids.tolist()) for ids in steps])
         for read in timed_each("waiting" if self.workers.number else "decode", reading):
