@@ -7,12 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from hardmix.data import shard_loading
 from hardmix.data.augment import channel_statistics, evaluation_crop, make_views
 from hardmix.data.batches import Batch
 from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import ViewLoader, evaluation_batches, open_loader
-from hardmix.data.shard_loading import ShardLoader
 from hardmix.errors import InputError
 from hardmix.settings.config import DataConfig, TrainConfig
 
@@ -167,6 +165,17 @@ def test_the_seed_changes_order_and_views(images):
 # Broken files
 
 
+def test_memory_that_is_used_again_changes_no_bit(in_files):
+    config = DataConfig(image_size=16, workers=2)
+    options = in_files, config, 2, 1, CPU
+    alone, loader = ViewLoader(*options), ViewLoader(*options, one_at_a_time=True)
+    wanted = list(alone.epoch(0))
+    for batch, other in zip(loader.epoch(0), wanted, strict=True):
+        assert_same([batch], [other])
+    for each in (alone, loader):
+        each.close()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_broken_file_is_replaced_by_the_next_and_named(in_files, workers):
     intact = list(loader_of(in_files).epoch(0))
@@ -252,59 +261,6 @@ def test_evaluation_leaves_broken_files_out(in_files):
         list(evaluation_batches(in_files, 16, 8, CPU))
 
 
-# Shards
-
-
-@pytest.fixture
-def shards(monkeypatch):
-    """A stream of 10 images in an order by epoch, of which those in `broken` cannot be read."""
-    pixels = [random_pixels(20 + i, 30) for i in range(10)]
-    broken = set()
-
-    def open_shards(config, seed, epoch, on_unreadable=None):
-        for number in torch.randperm(10, generator=torch.Generator().manual_seed(epoch)).tolist():
-            if number not in broken:
-                yield pixels[number], number % 2, number
-            elif on_unreadable is not None:
-                on_unreadable(number, f"{number}: broken")
-
-    monkeypatch.setattr(shard_loading, "open_shards", open_shards)
-    return broken
-
-
-def shard_loader(num_images=10, batch_size=4, **options):
-    config = DataConfig(name="shards", image_size=16, num_images=num_images)
-    return ShardLoader(config, batch_size, 1, CPU, **options)
-
-
-def test_shards_are_a_stream_of_the_same_batches(shards):
-    loader = shard_loader()
-    whole = list(loader.epoch(0))
-    assert len(whole) == loader.steps_per_epoch == 2
-    assert len(torch.cat([batch.ids for batch in whole]).unique()) == 8
-    assert all(torch.equal(batch.labels, batch.ids % 2) for batch in whole)
-    assert_same(loader.epoch(0, 1), whole[1:])
-    halves = [shard_loader(rank=rank, world_size=2).epoch(0) for rank in (0, 1)]
-    assert_same([together(batches) for batches in zip(*halves, strict=True)], whole)
-    four = next(shard_loader(views=4).epoch(0)).views
-    assert len(four) == 4
-    assert torch.equal(torch.stack(four[:2]), torch.stack(whole[0].views))
-
-
-def test_broken_images_in_shards_do_not_shorten_the_epoch(shards):
-    shards.update({2, 5, 7})
-    loader = shard_loader()
-    assert len(list(loader.epoch(0))) == 2
-    assert set(loader.unreadable) == {2, 5, 7}
-
-
-def test_shards_must_hold_as_many_images_as_said(shards):
-    with pytest.raises(InputError, match=r"data\.num_images=12, but .* holds 10"):
-        list(shard_loader(num_images=12).epoch(0))
-    with pytest.raises(InputError, match=r"data\.num_images is not set"):
-        shard_loader(num_images=None)
-
-
 # From the settings
 
 
@@ -314,6 +270,7 @@ def test_settings_choose_the_loader(in_files, tmp_path):
     )
     assert len(images) == COUNT
     assert len(list(islice(loader.epoch(0), 2))) == 2
+    pytest.importorskip("webdataset", reason="webdataset is not installed: hardmix[shards]")
     images, loader = open_loader(
         DataConfig(name="shards", root="pipe:a.tar", num_images=8), TrainConfig(batch_size=4), CPU
     )

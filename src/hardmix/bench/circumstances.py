@@ -67,13 +67,6 @@ def load_average() -> list[float] | None:
     return list(os.getloadavg()) if hasattr(os, "getloadavg") else None
 
 
-def available_cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _versions() -> dict[str, str]:
     found = [name for name in LIBRARIES if importlib.util.find_spec(_module(name)) is not None]
     return {name: version(name) for name in found}

@@ -1,7 +1,7 @@
 """How cost grows: the loss with K, N, s, s' and batch; the step with batch and image size.
 
-The loader with workers; training with processes, each of which gets its share of the cores, or its
-own GPU.
+The loader with workers, and with processes, each of which should need its share of the CPU time;
+training with processes, each of which gets its share of the cores, or its own GPU.
 """
 
 import os
@@ -17,6 +17,7 @@ from hardmix.bench import loss_speed
 from hardmix.bench.jobs import BenchJob, Row, Setup, Tell
 from hardmix.bench.loader_speed import jpeg_size, loader_job
 from hardmix.bench.loss_variants import LossShape
+from hardmix.bench.process_shares import share_job
 from hardmix.bench.rounds import take_turns
 from hardmix.bench.step_speed import step_job
 from hardmix.bench.steps import TINY, StepSize
@@ -60,6 +61,7 @@ def plan(setup: Setup) -> list[BenchJob]:
             rounds,
         ),
         loader_job("growth of the loader", setup, workers, rounds),
+        share_job(setup, rounds),
         *processes_jobs(setup, rounds),
     ]
 

@@ -19,7 +19,7 @@ from hardmix.bench import (
     step_speed,
 )
 from hardmix.bench.choices import PARTS, QUICK_ROUNDS, BenchOptions
-from hardmix.bench.circumstances import available_cores, circumstances, load_average
+from hardmix.bench.circumstances import circumstances, load_average
 from hardmix.bench.jobs import BenchJob, Row, Setup, Tell, run_job
 from hardmix.bench.limits import judge
 from hardmix.bench.speed_tables import (
@@ -33,6 +33,7 @@ from hardmix.bench.speed_tables import (
 from hardmix.errors import InputError
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import progress, say, table
+from hardmix.runtime.cores import available_cores
 from hardmix.runtime.device import choose_compute
 
 PLANS: dict[str, Callable[[Setup], list[BenchJob]]] = {

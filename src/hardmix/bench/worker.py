@@ -15,6 +15,7 @@ from hardmix.bench import (
     loss_speed,
     memory_use,
     method_speed,
+    process_shares,
     start,
     step_speed,
 )
@@ -31,6 +32,7 @@ MEASURES: dict[str, Callable[[dict[str, Any], Tell], list[Row]]] = {
     "loss-memory": memory_use.measure_loss,
     "step-memory": memory_use.measure_step,
     "processes": growth.measure_processes,
+    "shares": process_shares.measure,
 }
 
 

@@ -66,7 +66,10 @@ class DetectionData:
     """The images with boxes."""
 
     root: Annotated[Path, Help(help="Folder in the layout of VOC or COCO.")]
-    workers: Annotated[int, Help(help="Processes that read images.")] = 2
+    workers: Annotated[
+        int | None,
+        Help(help="Processes that read images. Unset: one fewer than the cores."),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

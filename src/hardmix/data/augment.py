@@ -101,6 +101,11 @@ def _alone(shape: Sequence[int]) -> bool:
     return math.prod(shape) >= ALONE
 
 
+def _piece(shape: Sequence[int]) -> int:
+    """Images of this shape that are worked on at a time."""
+    return 1 if _alone(shape) else max(1, CACHED // math.prod(shape))
+
+
 def _one_by_one(stages: list[Stage], images: Tensor, first: int) -> Tensor:
     """Each sample goes its way in place."""
     for image, row in zip(images.split(1), range(first, first + len(images)), strict=True):
@@ -222,8 +227,12 @@ def colour_views(
         some = flat.index_select(0, plan.source).float().div_(255)
         return _on_device(some, plan, config, len(crops))
 
+    # The same memory for every piece: it stays in the processor's cache.
+    floats = torch.empty(min(len(flat), _piece(flat.shape[1:])), *flat.shape[1:])
+
     def crop(rows: slice) -> Tensor:
-        return flat[rows].float().div_(255)
+        some = flat[rows]
+        return floats[: len(some)].copy_(some).div_(255)
 
     return _coloured(crop, draws, config, len(crops), out)
 
@@ -263,7 +272,7 @@ def _coloured(
     stages = colour_stages(parameters, config.augmentation, config.channels, rest)
     mean, std = channel_statistics(config.channels)
     shape = config.channels, config.image_size, config.image_size
-    piece = 1 if _alone(shape) else max(1, CACHED // math.prod(shape))
+    piece = _piece(shape)
     done = torch.empty(len(draws), *shape) if out is None else out.flatten(0, 1)
     for start in range(0, len(draws), piece):
         rows = slice(start, start + piece)

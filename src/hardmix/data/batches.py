@@ -53,6 +53,9 @@ class Loader(Protocol):
     def prepare(self) -> None:
         """Prepare the loader, once, before the first batch."""
 
+    def reading(self) -> str:
+        """How images are read, for a line at the start."""
+
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Batches of an epoch, from `first_step` on."""
 

@@ -84,7 +84,8 @@ class ImageCache:
     mode: CacheMode
     limit: float
     """Bytes that may be held in memory."""
-    workers: int = 0
+    workers: int | None = 0
+    """Processes that decode, as data.workers has it."""
     kept: KeptImages | None = None
     _looked: bool = field(default=False, repr=False)
 

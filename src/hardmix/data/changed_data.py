@@ -21,6 +21,8 @@ from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.distributed import broadcast_text, is_main, while_main_works
 from hardmix.settings.config import DataConfig
 
+STREAM = "stream in lanes of"
+"""Start of the mark of shards that are a stream; of earlier versions it was "shards"."""
 SHOWN = 5
 """Names in a message."""
 LOOKED_AT, LOOKING = 1000, 16
@@ -45,7 +47,7 @@ def record_data(images: ImageSet | None, config: DataConfig) -> DataRecord:
     processes hear that rank 0 is still at it.
     """
     if images is None:
-        return DataRecord(f"shards {os.path.basename(config.root or '')}", None)
+        return DataRecord(f"{STREAM} {os.path.basename(config.root or '')}", None)
     parts = while_main_works(file_sizes(images))
     if not is_main():
         return DataRecord(broadcast_text(""), None)
@@ -105,6 +107,8 @@ def write_list(file: Path, record: DataRecord) -> None:
 
 def describe_change(file: Path, record: DataRecord) -> str:
     """How many files were added, removed or changed since `write_list`, and the first names."""
+    if record.mark.startswith(STREAM):
+        return "other archives, or a stream that an earlier version read in another order"
     before, now = _read_list(file), record.sizes
     if now is None or before is None:
         return "a different number of images, or different labels or pixels"

@@ -108,8 +108,13 @@ def convert_image(image: Image.Image, channels: int = 3) -> UInt8[Tensor, "chann
 
 
 def _tensor(bands: Bands) -> UInt8[Tensor, "channels height width"]:
-    """A copy, because Pillow's memory is read-only, with the axes in memory as they are."""
-    return torch.from_numpy(np.array(bands, order="K"))
+    """The pixels, with the axes in memory as they are.
+
+    What Pillow gives is read-only, but it has made it for this array and keeps no hold of it: a
+    copy would take a tenth of the decoding.
+    """
+    fresh = not bands.flags.writeable and min(bands.strides) >= 0
+    return torch.from_numpy(bands if fresh else np.array(bands, order="K"))
 
 
 def _reduced(image: UInt8[Tensor, "channels _ _"], side: int | None) -> UInt8[Tensor, "..."]:
@@ -133,6 +138,9 @@ def _silence_pillow() -> None:
     warnings it has already shown.
     """
     warnings.filterwarnings("ignore", module=r"PIL\.")
+    with warnings.catch_warnings():  # torch says once that an array is read-only: now, unheard
+        warnings.simplefilter("ignore")
+        torch.from_numpy(np.frombuffer(b"0", dtype=np.uint8))
 
 
 def _reason(error: Exception, max_pixels: int) -> str:

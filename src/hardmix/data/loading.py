@@ -8,7 +8,7 @@ processes. If a GPU trains, uint8 crops travel and it does the rest; if not, the
 
 import math
 from collections.abc import Generator, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Float32, Int64
@@ -23,9 +23,11 @@ from hardmix.data.own_views import Pipeline, choose_pipelines, make_own_views
 from hardmix.data.shard_index import is_indexed
 from hardmix.data.shard_loading import ShardLoader
 from hardmix.data.view_kinds import ViewKind, ViewMaker, check_own_pipelines, usual_views
+from hardmix.data.worker_count import WorkerChoice, choose_workers
 from hardmix.data.worker_reads import (
     ReadImages,
     check_unreadable,
+    finished_views,
     first_readable,
     read_evaluation,
     read_views,
@@ -51,18 +53,22 @@ def open_loader(
     own: ImageSet | None = None,
     pipeline: Pipeline | Sequence[Pipeline] | None = None,
     labelled: bool = False,
+    rank_and_size: tuple[int, int] | None = None,
+    one_at_a_time: bool = False,
 ) -> tuple[ImageSet | None, Loader]:
     """The data set of a run (none for shards, which are a stream) and its loader on this rank.
 
     `own` is your own image set, used instead of a named one; `pipeline` makes views instead of
     data.augmentation. `labelled` leaves out images whose class is unknown,
-    where others have one.
+    where others have one. `rank_and_size` stands for this process's place among others;
+    `one_at_a_time` is for whoever keeps no batches.
     """
     kinds = usual_views(views) if isinstance(views, int) else tuple(views)
     pipelines = choose_pipelines(data, pipeline, sum(kind.number for kind in kinds))
     if pipelines is not None:
         check_own_pipelines(kinds)
-    options = (data, train.batch_size, train.seed, device, rank(), world_size())
+    place = rank_and_size or (rank(), world_size())
+    options = (data, train.batch_size, train.seed, device, *place)
     if own is None and data_name(data) == "shards" and not is_indexed(data.root or ""):
         stream = ShardLoader(*options, views=kinds, parts=train.accumulate, pipelines=pipelines)
         return None, stream
@@ -75,7 +81,14 @@ def open_loader(
         if len(known) < len(images):
             say(f"Training on the {len(known)} of {len(images)} images whose class is known.")
         images = known
-    loader = ViewLoader(images, *options, views=kinds, parts=train.accumulate, pipelines=pipelines)
+    loader = ViewLoader(
+        images,
+        *options,
+        views=kinds,
+        parts=train.accumulate,
+        pipelines=pipelines,
+        one_at_a_time=one_at_a_time,
+    )
     if pipelines is not None:  # wrong ones are said now, not by a worker process later
         first = torch.tensor([first_readable(images)])
         image = images.image(int(first))
@@ -89,7 +102,8 @@ class ViewLoader:
     With `views=1`, for training on labels, the key is the query. With `keep_last` what does not
     fill a batch is a smaller one. An unreadable image is replaced by the next readable one;
     `unreadable` tells which and why, of those that this rank has met, and more than
-    data.max_unreadable stop the run.
+    data.max_unreadable stop the run. With `one_at_a_time` the memory of views may be used again
+    when the second batch after them is asked for.
     """
 
     def __init__(
@@ -105,6 +119,7 @@ class ViewLoader:
         parts: int = 1,
         pipelines: tuple[Pipeline, ...] | None = None,
         keep_last: bool = False,
+        one_at_a_time: bool = False,
     ) -> None:
         self.steps_per_epoch = steps_of(len(images), batch_size)
         if keep_last:
@@ -115,11 +130,27 @@ class ViewLoader:
         self.images, self.config, self.seed, self.device = images, config, seed, device
         self.batch_size, self._rows = batch_size, rows_of(rank, world_size, batch_size, parts)
         self.unreadable: dict[int, str] = {}
+        self._again = one_at_a_time
         self._pool: WorkerPool[tuple[int, list[int]], ReadImages] | None = None
 
     def prepare(self) -> None:
         """Decode the images to be cached, so that the first batch does not wait for them."""
         self.images = self.images.decode_once(epochs=True)
+
+    @cached_property
+    def workers(self) -> WorkerChoice:
+        """How many processes read images, chosen when the images are prepared."""
+        if self.images.tensor is not None and self._pipelines is None:
+            return choose_workers(None, self.device, held=True)
+        few = list(range(min(len(self.images), len(self._rows))))
+        held = self._pipelines is None and self.images.together(few) is not None
+        item = 4 if self._coloured_on.type == "cpu" else 1
+        sent = self._maker.numbers_of(self.config.channels) * len(self._rows) * item
+        return choose_workers(self.config.workers, self.device, held, sent)
+
+    def reading(self) -> str:
+        """Return by how many processes images are read, and why."""
+        return str(self.workers)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches of an epoch, from `first_step` on."""
@@ -138,7 +169,8 @@ class ViewLoader:
             with timed("decode"):
                 pixels = send(self.images.tensor[ids], self._coloured_on)
             with timed("augment"):
-                views = self._sent(self._maker.make(pixels, ids, epoch))
+                made = self._maker.make(pixels, ids, epoch)
+                views = [send(view, self.device) for view in made]
             yield batch_of(views, labels_of(self.images, ids), ids)
 
     def sizes(self, step: int) -> tuple[int, int]:
@@ -148,28 +180,19 @@ class ViewLoader:
 
     def _from_files(self, epoch: int, steps: list[Tensor]) -> Iterator[Batch]:
         if self._pool is None:
-            whole = self.config.workers > 0 and self._coloured_on.type == "cpu"
+            whole = self.workers.number > 0 and self._coloured_on.type == "cpu"
             maker = self._maker if self._pipelines is None else self._pipelines
-            reader = partial(read_views, self.images, self.config, self.seed, maker, whole)
-            self._pool = WorkerPool(reader, self.config.workers, self.device)
+            options = self.images, self.config, self.seed, maker, whole, self._again
+            reader = partial(read_views, *options)
+            self._pool = WorkerPool(reader, self.workers.number, self.device)
         reading = self._pool.run([(epoch, ids.tolist()) for ids in steps])
-        for read in timed_each("waiting" if self.config.workers else "decode", reading):
-            timed_beside(read.seconds if self.config.workers else 0.0)
+        for read in timed_each("waiting" if self.workers.number else "decode", reading):
+            timed_beside(read.seconds if self.workers.number else 0.0)
             self.unreadable |= read.unreadable
             check_unreadable(self.unreadable, self.images, self.config.max_unreadable)
             with timed("augment"):
-                where = self._coloured_on if read.pixels.dtype == torch.uint8 else self.device
-                kinds = [send(pixels, where) for pixels in (read.pixels, *read.more)]
-                views: Sequence[Tensor] = [view for pixels in kinds for view in pixels]
-                if read.pixels.dtype == torch.uint8:
-                    views = self._sent(self._maker.colour(kinds, read.ids, epoch))
+                views = finished_views(read, self._maker, epoch, self.device, self._coloured_on)
             yield batch_of(views, labels_of(self.images, read.ids), read.ids)
-
-    def _sent(self, views: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The views on the training device, if they were coloured elsewhere."""
-        if self._coloured_on == self.device:
-            return views
-        return [send(view, self.device) for view in views]
 
     def close(self) -> None:
         """End the worker processes, if there are any; the next epoch starts new ones."""
@@ -201,7 +224,7 @@ def evaluation_batches(
     image_size: int,
     batch_size: int,
     device: torch.device,
-    workers: int = 0,
+    workers: int | None = 0,
     max_unreadable: float = 0.01,
 ) -> Generator[
     tuple[

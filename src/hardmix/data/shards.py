@@ -1,6 +1,11 @@
-"""WebDataset archives: a stream of images out of tar files, for sets too large to be listed.
+"""WebDataset archives behind a pipe or a URL: a stream, which cannot be indexed.
 
-Needs the extra `shards`. Members are read as bytes and decoded by images.py; webdataset's
+Archives are dealt to lanes, and a row of the batch always takes from the same lane. So the images
+of a step are a function of (seed, epoch, step, row), with any number of processes and workers, and
+each reads only the lanes of its rows. What is not exact is the epoch: a lane that holds more images
+than others leaves some out, one that holds fewer repeats some.
+
+Needs the extra `shards`. Members are read as bytes and decoded by image_files.py; webdataset's
 own decoders are not used because they would unpickle. A root "pipe:COMMAND" runs the command.
 """
 
@@ -9,7 +14,9 @@ import os
 import random
 import re
 import tarfile
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -22,8 +29,12 @@ from hardmix.errors import InputError
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.config import DataConfig
 
-BUFFER = 1000
-"""Images, still encoded, among which the next one is drawn."""
+BUFFER, LEAST_BUFFER = 1000, 16
+"""Images, still encoded, among which the next ones are drawn: in all lanes, and in each."""
+MOST_LANES = 32
+"""Archives that are read at a time. More processes than lanes share them."""
+MOST_TRIED = 1000
+"""Unreadable images one after another that are one too many."""
 
 ShardImage = tuple[UInt8[Tensor, "channels height width"], int, int]
 """Image, label (-1 where unknown) and id."""
@@ -40,29 +51,121 @@ def is_shards(root: str) -> bool:
     )
 
 
-def open_shards(
-    config: DataConfig,
-    seed: int = 0,
-    epoch: int = 0,
-    on_unreadable: Callable[[int, str], None] | None = None,
-) -> Iterator[ShardImage]:
-    """One pass over the archives, in an order that depends on (seed, epoch) alone.
-
-    An image is the first member of a sample that ends as images do, its label the number in `cls`.
-    Its id is a hash of archive and key: the same in every epoch. Unreadable images are left out and
-    reported (id, reason); more than `data.max_unreadable` of `data.num_images` are an error.
-    """
-    webdataset, root = _webdataset(), config.root or ""
+def archives_of(config: DataConfig) -> list[str]:
+    """Return the archives, URLs or commands that data.root names, in its order."""
+    root = config.root or ""
     if config.num_images is None:
         raise InputError(
             f"data.num_images is not set, and shards do not record how many images they hold: count"
             f" those of data.root={root}."
         )
-    shards = webdataset.shardlists.expand_urls(root)
-    order = random.Random(seed_of("shards", seed, epoch))
-    order.shuffle(shards)
-    samples = webdataset.shuffle(BUFFER, rng=order)(_samples(webdataset, shards))
-    return _decoded(samples, config, on_unreadable)
+    found: list[str] = _webdataset().shardlists.expand_urls(root)
+    return found
+
+
+def number_of_lanes(archives: int, rows: int) -> int:
+    """Return into how many lanes archives are dealt, for batches of so many rows.
+
+    A batch takes the same number of images from every lane, so lanes should hold about as many: the
+    number divides that of the archives, or is a sixteenth of it or less.
+    """
+    possible = range(min(archives, rows, MOST_LANES), 0, -1)
+    return next(
+        lanes
+        for lanes in possible
+        if rows % lanes == 0 and (archives % lanes == 0 or 16 * lanes <= archives)
+    )
+
+
+def lane_archives(archives: list[str], seed: int, epoch: int, lane: int, lanes: int) -> list[str]:
+    """Return the archives of a lane, in the order of an epoch."""
+    shuffled = list(archives)
+    random.Random(seed_of("shards", seed, epoch)).shuffle(shuffled)
+    return shuffled[lane::lanes]
+
+
+class Lane:
+    """The images of some archives, still encoded, in an order by (seed, epoch, lane) alone.
+
+    A lane that is at its end starts again: archives do not hold equal numbers of images.
+    """
+
+    def __init__(self, archives: list[str], config: DataConfig, seed: int, buffer: int) -> None:
+        self.archives = archives
+        self.found: int | None = None
+        """Images of the lane, once it has come to its end."""
+        self._config, self._seed, self._buffer = config, seed, buffer
+        self._next: deque[dict[str, Any]] = deque()
+        self._stream = self._endless()
+
+    def skip(self, number: int) -> None:
+        """Leave out images; they are read, but not decoded."""
+        for _ in range(number):
+            if self._next:
+                self._next.popleft()
+            else:
+                next(self._stream)
+
+    def image(self, place: int, unreadable: dict[int, str], allowed: float) -> ShardImage | None:
+        """Return the image so many places ahead, or if it is unreadable the next one.
+
+        None if more than `allowed` are unreadable; they are added to `unreadable`, id and reason.
+        """
+        for ahead in range(place, place + MOST_TRIED):
+            while len(self._next) <= ahead:
+                self._next.append(next(self._stream))
+            sample = self._next[ahead]
+            name = f"{os.path.basename(sample['__url__'])}/{sample['__key__']}"
+            number = seed_of("shard image", name)
+            try:
+                return _image(sample, name, self._config), _label(sample, name), number
+            except UnreadableImage as error:
+                unreadable[number] = str(error)
+            if len(unreadable) > allowed:
+                return None
+        raise InputError(
+            f"data.root: {MOST_TRIED} images one after another cannot be read, the last is"
+            f" {list(unreadable.values())[-1]}."
+        )
+
+    def close(self) -> None:
+        """End the commands that still run."""
+        self._stream.close()
+
+    def _endless(self) -> Generator[dict[str, Any], None, None]:
+        webdataset = _webdataset()
+        while True:
+            found, order = 0, random.Random(self._seed)
+            with closing(_samples(webdataset, self.archives)) as samples:
+                for sample in _shuffled(samples, order, self._buffer):
+                    found += 1
+                    yield sample
+            if not found:
+                raise InputError(f"data.root: {', '.join(self.archives[:3])} hold no images.")
+            self.found = found
+
+
+def open_lane(
+    archives: list[str], config: DataConfig, seed: int, epoch: int, lane: int, lanes: int
+) -> Lane:
+    """Return a lane at the start of an epoch."""
+    own = lane_archives(archives, seed, epoch, lane, lanes)
+    return Lane(own, config, seed_of("lane", seed, epoch, lane), max(LEAST_BUFFER, BUFFER // lanes))
+
+
+def _shuffled(
+    samples: Iterator[dict[str, Any]], order: random.Random, size: int
+) -> Iterator[dict[str, Any]]:
+    """Yield samples drawn at random from the next `size` ones."""
+    held: list[dict[str, Any]] = []
+    for sample in samples:
+        held.append(sample)
+        if len(held) > size:
+            place = order.randrange(len(held))
+            held[place], held[-1] = held[-1], held[place]
+            yield held.pop()
+    order.shuffle(held)
+    yield from held
 
 
 def _webdataset() -> ModuleType:
@@ -74,7 +177,7 @@ def _webdataset() -> ModuleType:
         ) from error
 
 
-def _samples(webdataset: ModuleType, shards: list[str]) -> Iterator[dict[str, Any]]:
+def _samples(webdataset: ModuleType, shards: list[str]) -> Generator[dict[str, Any], None, None]:
     """Files of the same key, one archive after the other."""
     for shard in shards:
         try:
@@ -82,31 +185,6 @@ def _samples(webdataset: ModuleType, shards: list[str]) -> Iterator[dict[str, An
         except (OSError, tarfile.TarError, ValueError) as error:
             reason = error.args[0] if error.args else error
             raise InputError(f"data.root: the shard {shard} cannot be read: {reason}.") from error
-
-
-def _decoded(
-    samples: Iterator[dict[str, Any]],
-    config: DataConfig,
-    on_unreadable: Callable[[int, str], None] | None,
-) -> Iterator[ShardImage]:
-    unreadable, allowed = 0, config.max_unreadable * (config.num_images or 0)
-    for sample in samples:
-        name = f"{os.path.basename(sample['__url__'])}/{sample['__key__']}"
-        number = seed_of("shard image", name)
-        try:
-            image = _image(sample, name, config)
-        except UnreadableImage as error:
-            unreadable += 1
-            if unreadable > allowed:
-                raise InputError(
-                    f"{unreadable} unreadable images are more than"
-                    f" data.max_unreadable={config.max_unreadable} of {config.num_images}, the last"
-                    f" is {error}."
-                ) from error
-            if on_unreadable is not None:
-                on_unreadable(number, str(error))
-        else:
-            yield image, _label(sample, name), number
 
 
 def _image(
@@ -117,7 +195,8 @@ def _image(
     if not images:
         raise UnreadableImage(f"{name}: no image among its files ({', '.join(members)})")
     file = io.BytesIO(sample[images[0]])
-    return read_image(file, config.channels, config.max_pixels, f"{name}.{images[0]}")
+    reduce = 2 * config.image_size if config.reduce else None
+    return read_image(file, config.channels, config.max_pixels, f"{name}.{images[0]}", reduce)
 
 
 def _label(sample: dict[str, Any], name: str) -> int:

@@ -62,6 +62,10 @@ class ViewMaker:
         """Whether colours are changed on the CPU even if a GPU trains: RandAugment's are."""
         return self.config.augmentation == "infomin"
 
+    def numbers_of(self, channels: int) -> int:
+        """Return how many numbers the views of one image have."""
+        return sum(each.views * channels * each.config.image_size**2 for each in self._makings)
+
     def make(
         self,
         images: UInt8[Tensor, "batch channels height width"],

@@ -1,4 +1,4 @@
-"""What a loader's process does with a batch: reads its images and crops them."""
+"""What a loader's process does with a batch: reads its images and crops them; and the rest."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,7 @@ from hardmix.data.own_views import Pipeline, make_own_views
 from hardmix.data.view_kinds import ViewMaker
 from hardmix.data.workers import empty_to_send
 from hardmix.errors import InputError
+from hardmix.runtime.device import send
 from hardmix.settings.config import DataConfig
 
 TOGETHER = 1 << 22
@@ -42,11 +43,13 @@ def read_views(
     seed: int,
     maker: ViewMaker | tuple[Pipeline, ...],
     whole: bool,
+    again: bool,
     job: tuple[int, list[int]],
 ) -> ReadImages:
     """Decode and crop the views, if `whole` colour them too: a worker's part of training.
 
-    Your own pipelines, given instead of the maker of views, do all of it.
+    Your own pipelines, given instead of the maker of views, do all of it. `again`: into memory that
+    was sent before.
     """
     started = time.perf_counter()
     epoch, wanted = job
@@ -56,16 +59,39 @@ def read_views(
     allowed = _allowed(images, config.max_unreadable)
     for group_ids, group in _read_groups(images, wanted, unreadable, allowed):
         ids.append(torch.tensor(group_ids))
-        crops.append(_make(group, ids[-1], maker, config, seed, epoch))
+        crops.append(make_crops(group, ids[-1], maker, config, seed, epoch))
     if len(unreadable) > allowed:
-        return ReadImages(torch.empty(0, dtype=torch.uint8), torch.empty(0).long(), unreadable)
+        return nothing_read(unreadable)
     kinds, numbers = [torch.cat(kind, dim=1) for kind in zip(*crops, strict=True)], torch.cat(ids)
     if whole and isinstance(maker, ViewMaker):
-        out = [empty_to_send(kind.shape) for kind in kinds]
-        maker.colour(kinds, numbers, epoch, out)
-        kinds = out
+        kinds = coloured(kinds, numbers, maker, epoch, again)
     seconds = time.perf_counter() - started
     return ReadImages(kinds[0], numbers, unreadable, seconds, kinds[1:])
+
+
+def nothing_read(unreadable: dict[int, str]) -> ReadImages:
+    """Return what a worker gives if too many images are unreadable."""
+    return ReadImages(torch.empty(0, dtype=torch.uint8), torch.empty(0).long(), unreadable)
+
+
+def coloured(
+    kinds: Sequence[Tensor], ids: Tensor, maker: ViewMaker, epoch: int, again: bool = False
+) -> list[Float32[Tensor, "..."]]:
+    """Return the finished views of crops, where the main process can see them."""
+    out = [empty_to_send(kind.shape, again) for kind in kinds]
+    maker.colour(kinds, ids, epoch, out)
+    return out
+
+
+def finished_views(
+    read: ReadImages, maker: ViewMaker, epoch: int, device: torch.device, coloured_on: torch.device
+) -> Sequence[Tensor]:
+    """Return what a worker made as views on the training device: the main process's part."""
+    finished = read.pixels.dtype != torch.uint8
+    kinds = [send(each, device if finished else coloured_on) for each in (read.pixels, *read.more)]
+    if finished:
+        return [view for pixels in kinds for view in pixels]
+    return [send(view, device) for view in maker.colour(kinds, read.ids, epoch)]
 
 
 def _read_groups(
@@ -94,7 +120,7 @@ def _read_groups(
         yield ids, group
 
 
-def _make(
+def make_crops(
     images: Sequence[Tensor] | Tensor,
     ids: Tensor,
     maker: ViewMaker | tuple[Pipeline, ...],

@@ -9,6 +9,7 @@ import math
 import multiprocessing
 import signal
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
@@ -18,6 +19,7 @@ from jaxtyping import Float32
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from hardmix.data.worker_count import WAITING, choose_workers
 from hardmix.errors import InputError
 
 STUCK = 600
@@ -30,18 +32,21 @@ Result = TypeVar("Result")
 class WorkerPool(Generic[Job, Result]):
     """Runs `function` over jobs in `workers` processes, or in this one if 0; results in order.
 
-    `function` must be picklable, as `functools.partial` of a top-level function is.
+    None: as many as there are cores for (worker_count.py). `function` must be picklable, as
+    `functools.partial` of a top-level function is.
     """
 
     def __init__(
-        self, function: Callable[[Job], Result], workers: int, device: torch.device
+        self, function: Callable[[Job], Result], workers: int | None, device: torch.device
     ) -> None:
+        workers = choose_workers(workers, device).number
         self._jobs: list[Job] = []
         self._loader: DataLoader[Any] = DataLoader(
             _Jobs(function),
             batch_size=None,
             sampler=self._jobs,  # this very list, filled anew for each epoch
             num_workers=workers,
+            prefetch_factor=WAITING if workers else None,
             persistent_workers=workers > 0,
             collate_fn=_unchanged,
             worker_init_fn=_start_worker,
@@ -72,11 +77,26 @@ class WorkerPool(Generic[Job, Result]):
             worker.kill()
 
 
-def empty_to_send(shape: Sequence[int]) -> Float32[Tensor, "..."]:
-    """Memory for numbers that a worker gives to the main process, which need not be copied then."""
+_sent: dict[tuple[int, ...], deque[Tensor]] = {}
+"""In a worker: memory that it uses in turn, the longest sent first."""
+
+
+def empty_to_send(shape: Sequence[int], again: bool = False) -> Float32[Tensor, "..."]:
+    """Memory for numbers that a worker gives to the main process, which need not be copied then.
+
+    With `again`, that of an earlier result: to get new memory takes as long as to blur an image. It
+    holds until the main process asks for the second result after it.
+    """
+    kept = _sent.setdefault(tuple(shape), deque())
+    if again and len(kept) == WAITING + 2:
+        kept.rotate(-1)
+        return kept[-1]
     size = math.prod(shape) * torch.float32.itemsize
     memory: torch.UntypedStorage = torch.UntypedStorage._new_shared(size)
-    return torch.empty(0).set_(memory).view(*shape)
+    numbers = torch.empty(0).set_(memory).view(*shape)
+    if again:
+        kept.append(numbers)
+    return numbers
 
 
 @contextmanager

@@ -121,7 +121,7 @@ def explore_features(
     images: ImageSet,
     features: Features,
     options: ExploreOptions,
-    workers: int = 0,
+    workers: int | None = 0,
     asked: list[Float32[Tensor, " dim"]] | None = None,
     channels: int = 3,
 ) -> Exploration:

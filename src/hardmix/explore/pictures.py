@@ -48,7 +48,7 @@ def tile_for(number: int) -> int:
 
 
 def make_pictures(
-    images: ImageSet, ids: Sequence[int], workers: int, tile: int | None = None
+    images: ImageSet, ids: Sequence[int], workers: int | None, tile: int | None = None
 ) -> Pictures:
     """Make the thumbnails of these images."""
     side = tile or tile_for(len(ids))

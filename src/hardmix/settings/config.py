@@ -73,8 +73,9 @@ class DataConfig:
     """Order of the images in an epoch: shuffled fully or, for disks that are slow at random reads,
     blocks of 1,024 consecutive images in random order, shuffled among the 16 that are read
     together."""
-    workers: int = setting(2, resume=True, identity=False)
-    """Processes that decode image files; data sets held in memory need none."""
+    workers: int | None = setting(None, resume=True, identity=False)
+    """Worker processes that decode image files, per process. Unset: one fewer than the cores of
+    each process, at most 16; none for small images held in memory."""
     cache: CacheMode = setting("auto", resume=True, identity=False, later=True)
     """Where decoded images are kept, so that each is decoded only once. auto: in memory if they
     fit, in a file if decoding is slow. The results are the same bit for bit."""

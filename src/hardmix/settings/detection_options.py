@@ -67,8 +67,8 @@ class DetectionConfig:
     """Steps between checkpoints."""
     log_every: int = 20
     """Steps between lines of metrics.jsonl."""
-    workers: int = 2
-    """Processes that read images."""
+    workers: int | None = None
+    """Worker processes that read images, per process. Unset: one fewer than its cores."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
     precision: Literal["fp32", "bf16"] = "fp32"

@@ -29,7 +29,7 @@ def imagenet1k(method: MethodName = "mochi", oracle: bool = False) -> PretrainCo
     config = PretrainConfig(
         recipe="imagenet1k",
         oracle=oracle,
-        data=DataConfig(name="imagenet", workers=8),
+        data=DataConfig(name="imagenet"),
         mix=MixConfig(num_hardest=512, num_pairs=1024, num_with_query=512, warm_up_epochs=15),
         train=TrainConfig(batch_size=256, queue_size=65536),
     )

@@ -165,6 +165,7 @@ def start(training: Training, *, resume: bool, allow_changed_data: bool = False)
     if not restored:
         training.method.prepare(training.loader)
     training.loader.prepare()
+    say(f"Reading images with {training.loader.reading()}.")
     run.keep_place()
     run.set_status("running", step=training.step)
 

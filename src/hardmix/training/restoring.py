@@ -69,7 +69,7 @@ def restore(training: Training, *, allow_changed_data: bool = False) -> bool:
 
 def _check_data(training: Training, manifest: dict[str, Any], allowed: bool) -> bool:
     mark = training.data.mark
-    if manifest["data"] in (mark, mark.split()[0]):  # format 1 called all shards "shards"
+    if manifest["data"] == mark:
         return False
     change = broadcast_text(describe_change(training.run.images_file, training.data))
     said = f"the images have changed since the run was started: {change}"

@@ -30,7 +30,7 @@ def find_objects(
     detector: C4Detector,
     images: Sequence[DetectionImage],
     side: int,
-    workers: int,
+    workers: int | None,
     compute: Compute,
 ) -> list[FoundObjects]:
     """Return the detections in each image, in order; the processes share the images."""

@@ -159,7 +159,7 @@ def _visits(number: int, seed: int) -> Iterator[tuple[int, int]]:
         epoch += 1
 
 
-def check_readable(images: Sequence[DetectionImage], workers: int) -> None:
+def check_readable(images: Sequence[DetectionImage], workers: int | None) -> None:
     """Read every test image once, to fail now rather than after days of training."""
     pool = WorkerPool(_fault_of, workers, torch.device("cpu"))
     with progress("checking test images", len(images)) as meter:
