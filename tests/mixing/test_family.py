@@ -235,7 +235,7 @@ def test_a_ring_leaves_out_what_is_below_and_above_it():
     similarity = torch.arange(101.0).unsqueeze(0)[:, torch.randperm(101)] / 101
     given = {"positive": torch.zeros(1), "temperature": 0.2, "exclude": None, "num_own": 0}
     kept = ring_weights(10, 90)(similarity, **given) == 0
-    assert (similarity[kept] * 101).round().sort().values.tolist() == list(range(10, 91))
+    assert (similarity[kept] * 101).round().sort().values.tolist() == list(range(11, 91))
 
 
 def test_filters_drop_what_is_too_close_to_the_positive():

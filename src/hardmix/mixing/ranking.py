@@ -19,6 +19,9 @@ CHUNK_ELEMENTS = 2**22
 DEVICE_CHUNK_ELEMENTS = 2**28
 """The same elsewhere, where each launch costs: 1 GiB in float32."""
 
+CACHE_ELEMENTS = 2**17
+"""Numbers that stay in a core's cache between two operations: 512 KB in float32."""
+
 WORTH_THREADS = 2**18
 """Numbers that take a thread a few milliseconds to rank: more than to start another."""
 
@@ -34,9 +37,11 @@ def in_one_piece(values: Tensor) -> bool:
     return values.device.type != "cpu" or torch.compiler.is_compiling()
 
 
-def row_chunks(batch: int, width: int, one_piece: bool = False) -> list[slice]:
+def row_chunks(
+    batch: int, width: int, one_piece: bool = False, elements: int = CHUNK_ELEMENTS
+) -> list[slice]:
     """Parts of a (batch, width) tensor, each small enough to be worked on without much memory."""
-    rows = max(1, (DEVICE_CHUNK_ELEMENTS if one_piece else CHUNK_ELEMENTS) // width)
+    rows = max(1, (DEVICE_CHUNK_ELEMENTS if one_piece else elements) // max(1, width))
     return [slice(start, min(start + rows, batch)) for start in range(0, batch, rows)]
 
 
