@@ -1,4 +1,4 @@
-"""PCL's clusters: k-means of all images, how concentrated each is, and the loss of prototypes."""
+"""Clusters of all images by k-means; for PCL how concentrated each is, and the loss of prototypes."""
 
 import math
 from collections.abc import Iterator
@@ -8,10 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from hardmix.errors import InputError
+from hardmix.evaluation.features import Features, extract
+from hardmix.methods.base import Materials
+from hardmix.runtime.distributed import while_main_works
+from hardmix.settings.config import PretrainConfig
 
 PASSES = 10
 """How often k-means sees every image."""
@@ -69,6 +73,21 @@ def cluster(
     yield PrototypeClusters(normalize(centres, dim=1), phi, own)
 
 
+def embed_images(encoder: nn.Module, config: PretrainConfig, materials: Materials) -> Features:
+    """Return every image's embedding, of its centre, in float32: what k-means clusters."""
+    compute = materials.compute._replace(bf16=False, fp16=False)
+    assert materials.images is not None
+    title = "features for clusters"
+    return extract(encoder, materials.images, config.data, compute=compute, title=title)
+
+
+def clustered(features: Features, number: int, seed: int, tau: float) -> PrototypeClusters | None:
+    """Cluster embedded images on rank 0, while the others wait; None on these."""
+    parts: Iterator[PrototypeClusters | None] = cluster(features.features, number, seed, tau)
+    found = while_main_works(parts)
+    return found[-1] if found else None
+
+
 def _nearest(means: Any, part: Tensor) -> Tensor:
     return torch.from_numpy(means.predict(part.numpy()).astype(np.int64))
 
@@ -89,10 +108,7 @@ def concentrations(
 
 def cluster_numbers(chosen: tuple[int, ...], num_images: int) -> tuple[int, ...]:
     """The numbers of clusters: as chosen, or the published ones in proportion to the images."""
-    if find_spec("sklearn") is None:
-        raise InputError(
-            "method=pcl needs scikit-learn for k-means: pip install 'hardmix[analysis]'."
-        )
+    check_kmeans("method=pcl")
     scaled = tuple(max(2, math.ceil(each * num_images / IMAGENET)) for each in CLUSTERS)
     if chosen and max(chosen) > num_images:
         raise InputError(
@@ -100,3 +116,9 @@ def cluster_numbers(chosen: tuple[int, ...], num_images: int) -> tuple[int, ...]
             f" for {scaled}."
         )
     return chosen or scaled
+
+
+def check_kmeans(what: str) -> None:
+    """Refuse what needs clusters if nothing can make them."""
+    if find_spec("sklearn") is None:
+        raise InputError(f"{what} needs scikit-learn for k-means: pip install 'hardmix[analysis]'.")

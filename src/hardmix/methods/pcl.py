@@ -22,14 +22,13 @@ from torch import Tensor, nn
 
 from hardmix.data.batches import Batch
 from hardmix.errors import InputError
-from hardmix.evaluation.features import extract
 from hardmix.methods.base import Materials, TrainingPosition
-from hardmix.methods.clusters import PrototypeClusters, cluster, cluster_numbers, prototype_loss
+from hardmix.methods.clusters import cluster_numbers, clustered, embed_images, prototype_loss
 from hardmix.methods.contrast_measures import ContrastOutcome
 from hardmix.methods.moco import Moco
 from hardmix.runtime.console import say
 from hardmix.runtime.device import send
-from hardmix.runtime.distributed import broadcast, while_main_works
+from hardmix.runtime.distributed import broadcast
 from hardmix.runtime.profile import timed
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.config import PretrainConfig
@@ -76,20 +75,16 @@ class Pcl(Moco):
 
     def begin_epoch(self, epoch: int) -> None:
         """Cluster all images, unless this epoch's clusters came with a checkpoint."""
-        images = self.materials.images
+        super().begin_epoch(epoch)
+        images, config = self.materials.images, self.config
         if epoch < self.options.warm_up_epochs or int(self.clustered) == epoch or images is None:
             return
-        config, compute = self.config, self.materials.compute._replace(bf16=False, fp16=False)
-        found = extract(
-            self.pair.key, images, config.data, compute=compute, title="features for clusters"
-        )
+        found = embed_images(self.pair.key, config, self.materials)
         for number, each in enumerate(cast("list[Prototypes]", list(self.prototypes))):
             seed = seed_of("clusters", config.train.seed, epoch, number) % 2**31
             size, tau = len(each.centres), config.train.temperature
-            parts = while_main_works(cluster(found.features, size, seed, tau))
-            if parts:
-                made = parts[-1]
-                assert isinstance(made, PrototypeClusters)
+            made = clustered(found, size, seed, tau)
+            if made is not None:
                 each.centres.copy_(made.centres)
                 each.concentration.copy_(made.concentration)
                 each.cluster[send(found.ids, each.cluster.device)] = send(

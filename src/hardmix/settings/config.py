@@ -291,6 +291,13 @@ class PretrainConfig:
                 " compares all images of a batch with each other, which parts would not; set"
                 " train.accumulate to 1 and use more processes, or lower train.batch_size."
             )
+        queued = self.uses("train.exclude_same_image")
+        if self.loss.filter == "same-cluster" and self.uses("loss.filter") and not queued:
+            raise InputError(
+                f"loss.filter=same-cluster with method={self.method}: it looks up the images of a"
+                " queue's keys, and this method has no such queue; choose loss.filter"
+                " share-of-positive or above-positive, or a method with a queue, such as mochi."
+            )
         crossed = self.mix.num_with_query > 0 and self.mix.strategy != "mixed-with-key"
         if self.method == "cmc" and self.mixes and crossed:
             raise InputError(
