@@ -53,7 +53,9 @@ PUBLISHED = {
 
 MIXCSE = [0.0, -0.887845765368, 0.380765358341, 0.075387652801, -0.427078568344]
 """Similarities of the second query to the five points of the batch, 0 for that with its key."""
-MIXCSE_SHARE = float(torch.tensor(0.2).double() / (torch.tensor(0.2).double() + (1 - torch.tensor(0.2)).double()))
+MIXCSE_SHARE = float(
+    torch.tensor(0.2).double() / (torch.tensor(0.2).double() + (1 - torch.tensor(0.2)).double())
+)
 """Their shares are in float32: 0.2 and 1 - 0.2, whose sum is not 1."""
 
 SYNCO = {
@@ -252,7 +254,9 @@ def test_mixcse_with_the_mirrored_points_of_the_authors_code():
     first, second = views()
     one, other = normalize(first, dim=1), normalize(second, dim=1)
     outcome, _ = mixcse(one, other)
-    points = normalize(MIXCSE_SHARE * one + (1 - MIXCSE_SHARE) * one.roll(-1, dims=0), dim=1).detach()
+    points = normalize(
+        MIXCSE_SHARE * one + (1 - MIXCSE_SHARE) * one.roll(-1, dims=0), dim=1
+    ).detach()
     mirrored = (points @ other.T).masked_fill(torch.eye(5).roll(1, dims=1) == 1, 0.0) / 0.05
     positive = (one * other).sum(dim=1) / 0.05
     both = torch.logaddexp(outcome.per_query, mirrored.logsumexp(dim=1) - positive).mean()

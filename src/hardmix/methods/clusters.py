@@ -1,4 +1,4 @@
-"""Clusters of all images by k-means; for PCL how concentrated each is, and the loss of prototypes."""
+"""Clusters of all images by k-means; for PCL also their concentration and prototypes' loss."""
 
 import math
 from collections.abc import Iterator

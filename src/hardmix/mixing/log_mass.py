@@ -30,6 +30,7 @@ from hardmix.mixing.plans import MixPlan, Vectors
 from hardmix.mixing.points import pulled
 from hardmix.mixing.ranking import in_one_piece, joined, row_chunks, rows_of
 
+
 class _MassPart(NamedTuple):
     """Results for some of the queries."""
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hardmix.mixing.checks import as_number
-from hardmix.mixing.ranking import CACHE_ELEMENTS, in_one_piece, joined, row_chunks
+from hardmix.mixing.ranking import CACHE_ELEMENTS, in_one_piece, row_chunks
 
 LOWEST = -1e30
 """Stands for the highest logit of a query that has no negative."""
