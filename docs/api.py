@@ -44,7 +44,8 @@ GROUPS = {
         plan_softmax_sampled plan_fixed_percentage plan_synco plan_mixcse FeatureTransformation
         extrapolated_positives mixed_queue dropped_negatives""",
     "Weights of negatives": """
-        WEIGHTS NegativeWeights hcl_weights hardness_weights given_weights ring_weights""",
+        WEIGHTS NegativeWeights WeightLine hcl_weights hardness_weights given_weights
+        ring_weights""",
     "Denominators": """
         DENOMINATORS Denominator Masses infonce decoupled debiased hcl dual_temperature
         supcon_in""",

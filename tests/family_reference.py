@@ -107,11 +107,10 @@ def hardness_weights(of: Query, tau, alpha=9.0) -> list[float]:
     return [math.exp(alpha * float(of.q @ each)) for each in of.negatives]
 
 
-def ring_weights(of: Query, tau, low=0.0, high=90.0) -> list[float]:
-    import numpy as np
-
-    if not of.negatives:
-        return []
-    values = np.array([float((of.q @ each).detach()) for each in of.negatives])
-    first, last = np.percentile(values, [low, high])
-    return [float(first - 1e-12 <= each <= last + 1e-12) for each in values]
+def ring_weights(of: Query, tau, low=90.0, high=99.0) -> list[float]:
+    values = [float((of.q @ each).detach()) for each in of.negatives]
+    ranked = sorted(values, reverse=True)
+    outer = int(round(len(values) * (100 - low) / 100, 6))
+    inner = int(round(outer * (100 - high) / (100 - low), 6))
+    ring = ranked[inner:outer]
+    return [float(any(abs(each - kept) < 1e-12 for kept in ring)) for each in values]

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     )
     from hardmix.mixing.gradient_cache import backward_in_chunks
     from hardmix.mixing.infonce import Contrast, contrast
+    from hardmix.mixing.log_sums import WeightLine
     from hardmix.mixing.loss import MochiLoss
     from hardmix.mixing.masses import Masses
     from hardmix.mixing.negative_weights import (
@@ -152,6 +153,7 @@ _HOME = {
     "mixing.filters": "FILTERS NegativeFilter above_positive same_labels share_of_positive",
     "mixing.gradient_cache": "backward_in_chunks",
     "mixing.infonce": "Contrast contrast",
+    "mixing.log_sums": "WeightLine",
     "mixing.loss": "MochiLoss",
     "mixing.masses": "Masses",
     "mixing.negative_weights": (
@@ -246,6 +248,7 @@ __all__ = [
     "UnfinishedError",
     "UnmixOptions",
     "UnreadableImage",
+    "WeightLine",
     "__version__",
     "above_positive",
     "accuracy_of",

@@ -1,4 +1,10 @@
-"""The two-tower loss, against CLIP's symmetric cross-entropy; two processes against one."""
+"""The two-tower loss, against CLIP's symmetric cross-entropy; two processes against one.
+
+`OPEN_CLIP` are numbers that open_clip 3.3.0's ClipLoss gave, run once outside this project in
+float64, on one process and on two (gloo, local_loss and gather_with_grad): its value, and its
+gradients by the first image, the first text and logit_scale. With local_loss=False it gives every
+process the mean of the two values, and the same gradients of the features.
+"""
 
 import copy
 import math
@@ -15,6 +21,17 @@ from hardmix.runtime.random_numbers import RowDraws
 from ranks import in_two_processes
 
 PLAIN = {"num_pairs": 0, "num_with_query": 0}
+OPEN_CLIP = {
+    "one": (3.458476513045, [0.464462018777, -0.604965867519, -0.282579608554, -0.218689283132,
+            -0.061028352858, 0.475415048789], [-0.173198468031, 0.16224330553, -0.137042465191,
+            -0.091016089061, -0.245587598942, -0.426519786032], 2.963746294521),
+    0: (5.203648023038, [-1.539165252443, 0.917956315036, -1.227877479903, 1.535415313436,
+        -0.717400337209, 0.547598742532], [1.152066263681, 1.452969666628, -1.365011794494,
+        -1.099305333369, 0.220558929361, -0.486503727651], 4.416266697819),
+    1: (6.734503953688, [2.173281591459, -0.726147556922, -1.23125504566, 0.350618838246,
+        -0.75389398319, -1.323138356744], [0.115304764069, -1.841772805945, 0.822527397764,
+        -0.574252359334, 0.728878306112, 1.174998562796], 5.97844910589),
+}  # fmt: skip
 
 
 def features(batch=6, dim=8):
@@ -57,6 +74,38 @@ def test_a_scale_that_open_clip_passes_is_used_and_learnt():
     ours = TwoTowerLoss(**PLAIN)(**out, output_dict=True)
     assert ours.keys() == {"contrastive_loss"}
     assert_same(ours["contrastive_loss"], clip_loss(image, text, learnt.exp()), image, text, learnt)
+
+
+def assert_open_clips(which, batch):
+    """The loss and gradients of this process's part of a batch of unit vectors."""
+    generator = torch.Generator().manual_seed(7)
+    whole = [
+        normalize(torch.randn(batch, 6, generator=generator, dtype=torch.float64), dim=1)
+        for _ in range(2)
+    ]
+    image, text = (
+        (each if which == "one" else each.chunk(2)[which]).clone().requires_grad_()
+        for each in whole
+    )
+    scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    value = TwoTowerLoss(**PLAIN)(image, text, scale.exp())
+    of_image, of_text, of_scale = torch.autograd.grad(value, [image, text, scale])
+    found = value.detach(), of_image[0], of_text[0], of_scale
+    for ours, theirs in zip(found, OPEN_CLIP[which], strict=True):
+        expected = torch.tensor(theirs, dtype=torch.float64)
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-10)
+
+
+def test_without_mixing_it_is_open_clips_loss():
+    assert_open_clips("one", 5)
+
+
+def open_clip_on_two(number):
+    assert_open_clips(number, 6)
+
+
+def test_on_two_processes_it_is_open_clips_local_loss_with_gathered_gradients():
+    in_two_processes(open_clip_on_two)
 
 
 def test_own_negatives_are_each_modalitys():

@@ -389,18 +389,18 @@ def test_clusters_are_found_by_both_libraries_and_repeat_by_their_seed(library):
 def test_faiss_is_taken_for_many_images_or_by_name_and_asked_for_if_missing(monkeypatch, capfd):
     found = {"sklearn", "faiss"}
     monkeypatch.setattr(clusters, "find_spec", lambda name: name if name in found else None)
-    assert kmeans_library("auto", 50_000) == "sklearn"
-    assert kmeans_library("auto", 1_281_167) == "faiss"
-    assert kmeans_library("faiss", 100) == "faiss"
+    assert kmeans_library("auto", 50_000, "pcl.kmeans=auto") == "sklearn"
+    assert kmeans_library("auto", 1_281_167, "pcl.kmeans=auto") == "faiss"
+    assert kmeans_library("faiss", 100, "pcl.kmeans=faiss") == "faiss"
     found.discard("faiss")
     assert not capfd.readouterr().err
-    assert kmeans_library("auto", 1_281_167) == "sklearn"
+    assert kmeans_library("auto", 1_281_167, "pcl.kmeans=auto") == "sklearn"
     assert "hardmix[faiss]" in capfd.readouterr().err
     with pytest.raises(InputError, match=r"pcl\.kmeans=faiss needs faiss.*hardmix\[faiss\]"):
-        kmeans_library("faiss", 100)
+        kmeans_library("faiss", 100, "pcl.kmeans=faiss")
     found.clear()
     with pytest.raises(InputError, match=r"needs scikit-learn.*hardmix\[analysis\]"):
-        kmeans_library("auto", 100)
+        kmeans_library("auto", 100, "pcl.kmeans=auto")
 
 
 def test_clusters_are_found_and_their_numbers_follow_the_images():

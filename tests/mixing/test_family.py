@@ -17,9 +17,12 @@ from hardmix import (
     InputError,
     MemoryQueue,
     MochiLoss,
+    WeightLine,
     contrast,
+    negative_mass,
     plan_mochi,
 )
+from hardmix.mixing import log_sums
 from hardmix.mixing.denominators import debiased, dual_temperature, hcl, infonce
 from hardmix.mixing.filters import above_positive, same_labels, share_of_positive
 from hardmix.mixing.negative_weights import (
@@ -235,7 +238,57 @@ def test_a_ring_leaves_out_what_is_below_and_above_it():
     similarity = torch.arange(101.0).unsqueeze(0)[:, torch.randperm(101)] / 101
     given = {"positive": torch.zeros(1), "temperature": 0.2, "exclude": None, "num_own": 0}
     kept = ring_weights(10, 90)(similarity, **given) == 0
-    assert (similarity[kept] * 101).round().sort().values.tolist() == list(range(10, 91))
+    assert (similarity[kept] * 101).round().sort().values.tolist() == list(range(11, 91))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("added", [False, True])
+def test_sums_in_cache_sized_parts_are_those_of_whole_rows(masked, added, monkeypatch):
+    monkeypatch.setattr(log_sums, "CACHE_ELEMENTS", 64)
+    values = torch.randn(7, 30)
+    exclude = (torch.rand(7, 30) < 0.4).index_fill(0, torch.tensor([2]), True) if masked else None
+    more = torch.randn(7, 30) if added else None
+    logits = 5 * values + (more if added else 0)
+    logits = logits.masked_fill(exclude, -torch.inf) if masked else logits
+    expected = logits.logsumexp(dim=1, keepdim=True)
+    torch.testing.assert_close(log_sums.log_sum(values, 5.0, exclude, more), expected)
+    kept = values.clone()
+    terms, sums, highest = log_sums.exponentials(
+        values, 5.0, exclude, more, torch.full((7, 1), 2.0), overwrite=True
+    )
+    assert terms.data_ptr() == values.data_ptr()
+    assert not torch.equal(values, kept)
+    assert (highest >= 2).all()
+    torch.testing.assert_close(terms, (logits - highest).exp())
+    torch.testing.assert_close(sums, terms.sum(dim=1, keepdim=True))
+
+
+def test_a_line_of_weights_is_the_weights_themselves():
+    query, key, negatives, plan = one_case()
+    case = query, key, negatives, plan, None, None
+    for weights in (hcl_weights(0.7), hardness_weights(3.0)):
+        line = log_weights_of(weights, case, 0.2)
+        dense = line.weights((query @ negatives.T).detach())
+        options = {"temperature": 0.2, "denominator": "debiased"}
+        both = [
+            contrast(query, key, negatives, plan, log_weights=each, **options)
+            for each in (line, dense)
+        ]
+        torch.testing.assert_close(both[0].per_query, both[1].per_query)
+        masses = [
+            negative_mass(both[0], plan, 0.2, log_weights=each).points for each in (line, dense)
+        ]
+        torch.testing.assert_close(*masses)
+
+
+def test_what_is_kept_is_not_overwritten():
+    query, key, negatives, plan = one_case()
+    for denominator in DENOMINATORS:
+        options = {"temperature": 0.2, "denominator": denominator, "log_weights": WeightLine(1.0)}
+        outcome = contrast(query, key, negatives, plan, **options)
+        torch.testing.assert_close(outcome.real, (query @ negatives.T).detach())
+        once = contrast(query, key, negatives, plan, overwrite=True, **options)
+        assert torch.equal(once.per_query, outcome.per_query)
 
 
 def test_filters_drop_what_is_too_close_to_the_positive():

@@ -2,9 +2,11 @@
 
 Each was run once, outside this project, in float64 on the vectors of `views`: HCL and the debiased
 loss (joshr17/HCL, chingyaoc/DCL), the decoupled one (raminnakhli/Decoupled-Contrastive-Learning),
-dual temperature (ChaoningZhang/Dual-temperature), SynCo's points (giakoumoglou/synco) and the
-feature transformation (DTennant/CL-Visualizing-Feature-Transformation). Of each loss: its value,
-and its gradient by the first vector of the first view.
+dual temperature (ChaoningZhang/Dual-temperature), the ring (MoCoRing of the authors' repository,
+"Ring Contrastive Learning"), SynCo's points (giakoumoglou/synco), MixCSE (cl_forward of
+BDBC-KG-NLP/MixCSE_AAAI2022, with an encoder that returns these vectors) and the feature
+transformation (DTennant/CL-Visualizing-Feature-Transformation). Of each loss: its value, and its
+gradient by the first vector of the first view.
 """
 
 from unittest.mock import patch
@@ -13,10 +15,10 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from hardmix import QUERY, VECTOR, MixPlan, MochiLoss, contrast, debiased, dual_temperature
+from hardmix import KEY, QUERY, VECTOR, MixPlan, MochiLoss, contrast, debiased, dual_temperature
 from hardmix.mixing import transformations
 from hardmix.mixing.denominators import hcl
-from hardmix.mixing.negative_weights import hardness_weights, hcl_weights
+from hardmix.mixing.negative_weights import hardness_weights, hcl_weights, ring_weights
 
 PUBLISHED = {
     "hcl 1.0 0.1": (2.679461480871, [0.281777582477, -0.346143268389, 0.041819704778,
@@ -39,7 +41,22 @@ PUBLISHED = {
                -0.234648604692, 0.293194171541, 1.2010617518]),
     "transformed": (8.244218646730, [0.956714603532, -0.314099690834, -0.551346222985,
                     -0.227408561365, 0.274159254352, 1.239851765385]),
+    "ring 90 99": (6.294791914819, [0.152663048113, -0.511192611382, -1.12283332515,
+                   -0.42705141672, 0.719133244743, 0.996748235352]),
+    "ring 50 85": (4.098953087216, [0.221909648882, -0.089826589562, -0.150442065925,
+                   -0.03710760769, -0.173171396083, 0.274632657342]),
+    "mixcse": (12.116927497335, [2.301669881587, -2.437829972005, -1.526575932923,
+               -1.25300230719, 0.308361654876, 2.222658173426]),
+    "mixcse, not mirrored": (10.064551929231, [2.301674403905, -2.437834307598, -1.526577857177,
+                             -1.253003733266, 0.308360183857, 2.222661957807]),
 }  # fmt: skip
+
+MIXCSE = [0.0, -0.887845765368, 0.380765358341, 0.075387652801, -0.427078568344]
+"""Similarities of the second query to the five points of the batch, 0 for that with its key."""
+MIXCSE_SHARE = float(
+    torch.tensor(0.2).double() / (torch.tensor(0.2).double() + (1 - torch.tensor(0.2)).double())
+)
+"""Their shares are in float32: 0.2 and 1 - 0.2, whose sum is not 1."""
 
 SYNCO = {
     1: [0.370192058015, 0.273523242301, 0.784092199214, 0.51550577106],
@@ -195,6 +212,55 @@ def test_synco(kind):
     synthetic = contrast(query, key, queue(), plan, temperature=0.2).synthetic
     expected = torch.tensor(SYNCO[kind], dtype=torch.float64)
     torch.testing.assert_close(synthetic[1], expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("low", "high"), [(90, 99), (50, 85)])
+def test_ring(low, high):
+    """Their thresholds: the outer 0.1 and 0.5 of all, and the inner 0.1 and 0.3 of these."""
+    first, second = views()
+    loss = MochiLoss(5, 0, 0, 0.1, weights=ring_weights(low, high))
+    assert_published(f"ring {low} {high}", loss(first, second.detach(), queue()), first)
+    if (low, high) == (90, 99):
+        named = MochiLoss(5, 0, 0, 0.1, weights="ring")
+        assert_published("ring 90 99", named(first, second.detach(), queue()), first)
+
+
+def mixcse(first, second):
+    """The points of their batch: each key with a fifth of the one before it, for all queries.
+
+    Where a point is made of a query's own key, their code sets its logit to 0: a scale of 0. All
+    but one point are pairs of negatives; that one is `plan_mixcse`'s.
+    """
+    rows = torch.arange(5)
+    base, partner = rows.roll(-1).expand(5, 5), rows.expand(5, 5)
+    own = torch.eye(5, dtype=torch.bool)
+    share = torch.full((5, 5), MIXCSE_SHARE, dtype=torch.float64)
+    plan = MixPlan(base, torch.where(own, KEY, partner), share, (~own.roll(-1, dims=1)).double())
+    options = {"temperature": 0.05, "exclude": own}
+    return contrast(first, second, second, plan, **options), plan
+
+
+def test_mixcse():
+    first, second = views()
+    outcome, _ = mixcse(normalize(first, dim=1), normalize(second, dim=1))
+    similarity = outcome.synthetic[1] * torch.tensor([0.0, 1, 1, 1, 1])
+    expected = torch.tensor(MIXCSE, dtype=torch.float64)
+    torch.testing.assert_close(similarity, expected, rtol=0, atol=1e-8)
+    assert_published("mixcse, not mirrored", outcome.loss, first)
+
+
+def test_mixcse_with_the_mirrored_points_of_the_authors_code():
+    """They also contrast points of the queries with all keys, in the same denominator."""
+    first, second = views()
+    one, other = normalize(first, dim=1), normalize(second, dim=1)
+    outcome, _ = mixcse(one, other)
+    points = normalize(
+        MIXCSE_SHARE * one + (1 - MIXCSE_SHARE) * one.roll(-1, dims=0), dim=1
+    ).detach()
+    mirrored = (points @ other.T).masked_fill(torch.eye(5).roll(1, dims=1) == 1, 0.0) / 0.05
+    positive = (one * other).sum(dim=1) / 0.05
+    both = torch.logaddexp(outcome.per_query, mirrored.logsumexp(dim=1) - positive).mean()
+    assert_published("mixcse", both, first)
 
 
 def test_feature_transformation():

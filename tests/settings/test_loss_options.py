@@ -13,6 +13,7 @@ from hardmix.settings.named_choices import (
     DenominatorName,
     FilterName,
     RunDenominator,
+    RunFilter,
     RunWeights,
     StrategyName,
     WeightsName,
@@ -27,6 +28,7 @@ def test_names_and_tables_are_the_same():
     assert set(get_args(FilterName)) == {"none", *FILTERS}
     assert set(get_args(StrategyName)) == {"own", *STRATEGIES}
     assert set(get_args(RunWeights)) < set(get_args(WeightsName))
+    assert set(get_args(RunFilter)) == {*get_args(FilterName), "same-cluster"}
     assert set(get_args(RunDenominator)) < set(get_args(DenominatorName))
 
 

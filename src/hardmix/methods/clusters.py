@@ -1,4 +1,4 @@
-"""PCL's clusters: k-means of all images, how concentrated each is, and the loss of prototypes.
+"""Clusters of all images by k-means; for PCL also their concentration and prototypes' loss.
 
 k-means is scikit-learn's in mini-batches or, for ImageNet's size, faiss's, as the authors use it
 (salesforce/PCL: 20 iterations over all images). Both work in parts, are functions of the seed, and
@@ -13,11 +13,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from hardmix.errors import InputError
+from hardmix.evaluation.features import Features, extract
+from hardmix.methods.base import Materials
 from hardmix.runtime.console import warn
+from hardmix.runtime.distributed import while_main_works
+from hardmix.settings.config import PretrainConfig
 from hardmix.settings.named_choices import KMeans
 
 PASSES, ITERATIONS = 10, 20
@@ -25,7 +29,7 @@ PASSES, ITERATIONS = 10, 20
 CAREFUL = 1000
 """Clusters up to which their first centres are chosen apart from each other; else at random."""
 LARGE = 200_000
-"""Images from which on pcl.kmeans=auto takes faiss."""
+"""Images from which on faiss is taken, if it is installed and nothing else was chosen."""
 INSTALL = {"sklearn": "pip install 'hardmix[analysis]'", "faiss": "pip install 'hardmix[faiss]'"}
 """How to get each library."""
 IMAGENET, CLUSTERS = 1_281_167, (25_000, 50_000, 100_000)
@@ -112,6 +116,22 @@ def _by_faiss(features: Tensor, number: int, seed: int) -> Means:
     return torch.from_numpy(centres.copy()), torch.from_numpy(own).long()
 
 
+def embed_images(encoder: nn.Module, config: PretrainConfig, materials: Materials) -> Features:
+    """Return every image's embedding, of its centre, in float32: what k-means clusters."""
+    compute = materials.compute._replace(bf16=False, fp16=False)
+    assert materials.images is not None
+    title = "features for clusters"
+    return extract(encoder, materials.images, config.data, compute=compute, title=title)
+
+
+def clustered(
+    features: Features, number: int, seed: int, tau: float, library: KMeans
+) -> PrototypeClusters | None:
+    """Cluster embedded images on rank 0, while the others wait; None on these."""
+    found = while_main_works(cluster(features.features, number, seed, tau, library))
+    return found[-1] if found else None
+
+
 def concentrations(
     distance: Float[Tensor, " n"], own: Int[Tensor, " n"], number: int, temperature: float
 ) -> Float[Tensor, " k"]:
@@ -126,21 +146,22 @@ def concentrations(
     return (temperature * phi / phi.mean()).float()
 
 
-def kmeans_library(chosen: KMeans, num_images: int) -> KMeans:
-    """The library as chosen; with auto, faiss for many images, if it is installed."""
+def kmeans_library(chosen: KMeans, num_images: int, what: str) -> KMeans:
+    """The library as chosen; with auto, faiss for many images, if it is installed.
+
+    `what` needs it: the setting that messages name.
+    """
     there = {name for name in INSTALL if find_spec(name) is not None}
     if chosen == "auto":
         if num_images >= LARGE and "faiss" not in there:
             warn(
-                f"pcl.kmeans=auto: scikit-learn clusters {num_images} images, which may take hours"
+                f"{what}: scikit-learn clusters {num_images} images, which may take hours"
                 f" before each epoch; faiss is faster: {INSTALL['faiss']}."
             )
         chosen = "faiss" if num_images >= LARGE and "faiss" in there else "sklearn"
     if chosen not in there:
         title = "faiss" if chosen == "faiss" else "scikit-learn"
-        raise InputError(
-            f"method=pcl with pcl.kmeans={chosen} needs {title} for k-means: {INSTALL[chosen]}."
-        )
+        raise InputError(f"{what} needs {title} for k-means: {INSTALL[chosen]}.")
     return chosen
 
 
@@ -153,3 +174,9 @@ def cluster_numbers(chosen: tuple[int, ...], num_images: int) -> tuple[int, ...]
             f" for {scaled}."
         )
     return chosen or scaled
+
+
+def check_kmeans(what: str) -> None:
+    """Refuse what needs clusters if nothing can make them."""
+    if find_spec("sklearn") is None:
+        raise InputError(f"{what} needs scikit-learn for k-means: pip install 'hardmix[analysis]'.")

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hardmix.methods.base import StepOutcome
+from hardmix.methods.mixing_schedule import choose_family
 from hardmix.mixing.diagnostics import (
     false_negatives_top,
     false_parents,
@@ -19,6 +20,7 @@ from hardmix.mixing.diagnostics import (
     similarity_histogram,
 )
 from hardmix.mixing.infonce import Contrast
+from hardmix.mixing.loss_inputs import either
 from hardmix.mixing.plans import MixPlan
 from hardmix.mixing.queue import equal_and_known
 from hardmix.runtime.device import read_together
@@ -91,9 +93,16 @@ def describe_contrast(outcomes: Sequence[StepOutcome], config: PretrainConfig) -
 
 
 def _mass(last: ContrastOutcome, config: PretrainConfig) -> dict[str, Tensor]:
-    """Which negatives and points the loss looks at."""
-    plan, temperature = last.plan, config.train.temperature
-    mass = negative_mass(last.measured, plan, temperature, last.exclude)
+    """Which negatives and points the loss looks at: with its weights, without what it filters."""
+    plan, temperature, exclude = last.plan, config.train.temperature, last.exclude
+    real, positive, family = last.measured.real, last.measured.positive, choose_family(config.loss)
+    if family.filter_negatives != "none":
+        exclude = either(exclude, family.filter_negatives(real, positive=positive))
+    weights = None
+    if family.weights != "none":
+        given: dict[str, Any] = {"temperature": temperature, "exclude": exclude, "num_own": 0}
+        weights = family.weights(real, positive=positive, **given)
+    mass = negative_mass(last.measured, plan, temperature, exclude, weights)
     found = {"effective_negatives": mass.effective}
     found |= {f"gradient_top_{number}": share for number, share in mass.top.items()}
     if plan is None:

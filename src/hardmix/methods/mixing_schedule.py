@@ -112,6 +112,7 @@ def choose_family(loss: LossConfig) -> Family:
         "none": "none",
         "above-positive": above_positive(loss.margin),
         "share-of-positive": share_of_positive(loss.share),
+        "same-cluster": "none",  # the method's mask: the loss knows no images
     }
     return Family(weights[loss.weights], denominators[loss.denominator], filters[loss.filter])
 

@@ -21,6 +21,7 @@ from hardmix.methods.base import (
     TrainingPosition,
     check_embeddings,
 )
+from hardmix.methods.cluster_filter import ImageClusters
 from hardmix.methods.contrast_measures import ContrastOutcome, describe_contrast, hardness_of
 from hardmix.methods.jigsaw import TILES, JigsawEncoder, draw_tiles, jigsaw_view
 from hardmix.methods.mixing_schedule import MixingSchedule
@@ -53,6 +54,9 @@ class Moco(Method):
         start: QueueStart = "random" if train.queue_start == "random" else "empty"
         generator = torch.Generator().manual_seed(seed_of("queue", train.seed))
         self.memory = MemoryQueue(train.queue_size, model.dim, start=start, generator=generator)
+        self.clusters = None
+        if config.loss.filter == "same-cluster":
+            self.clusters = ImageClusters(config, materials)
         self._contrast = _contrast
 
     @classmethod
@@ -78,6 +82,11 @@ class Moco(Method):
         self.pair.key.compile()
         if also_loss:
             self._contrast = torch.compile(_contrast)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Cluster the images, if loss.filter=same-cluster."""
+        if self.clusters is not None:
+            self.clusters.update(self.pair.key, epoch)
 
     def begin_step(self, at: TrainingPosition) -> None:  # noqa: ARG002
         """MoCo's Eq. 2, the key encoder's momentum; first, as in official MoCo."""
@@ -158,8 +167,9 @@ class Moco(Method):
                     break
 
     def replicated(self) -> dict[str, Tensor]:
-        """The queue."""
-        return {f"queue's {name}": each for name, each in self.memory.named_buffers()}
+        """The queue, and the images' clusters."""
+        queue = {f"queue's {name}": each for name, each in self.memory.named_buffers()}
+        return queue if self.clusters is None else queue | {"clusters": self.clusters.number}
 
     @torch.no_grad()
     def adopt(self, parts: dict[str, Tensor]) -> None:
@@ -174,6 +184,8 @@ class Moco(Method):
         """Keep the queue's keys but forget their image ids and labels."""
         self.memory.ids.fill_(UNKNOWN)
         self.memory.labels.fill_(UNKNOWN)
+        if self.clusters is not None:
+            self.clusters.forget()
 
     def describe(self, outcomes: Sequence[StepOutcome]) -> dict[str, float]:
         """Return Fig. 2's measures for the last part of a step, by name."""
@@ -204,6 +216,8 @@ class Moco(Method):
             masks.append(self.memory.same_class(batch.labels))
         if self.config.train.exclude_same_image:
             masks.append(self.memory.same_image(batch.ids))
+        if self.clusters is not None:
+            masks.append(self.clusters.same_cluster(batch.ids, self.memory))
         return torch.stack(masks).any(dim=0) if masks else None
 
     def _enqueue(self, batch: Batch, keys: list[Tensor]) -> None:

@@ -23,12 +23,11 @@ from torch import Tensor, nn
 
 from hardmix.data.batches import Batch
 from hardmix.errors import InputError
-from hardmix.evaluation.features import extract
 from hardmix.methods.base import Materials, TrainingPosition
 from hardmix.methods.clusters import (
-    PrototypeClusters,
-    cluster,
     cluster_numbers,
+    clustered,
+    embed_images,
     kmeans_library,
     prototype_loss,
 )
@@ -36,7 +35,7 @@ from hardmix.methods.contrast_measures import ContrastOutcome
 from hardmix.methods.moco import Moco
 from hardmix.runtime.console import say
 from hardmix.runtime.device import send
-from hardmix.runtime.distributed import broadcast, while_main_works
+from hardmix.runtime.distributed import broadcast
 from hardmix.runtime.profile import timed
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.config import PretrainConfig
@@ -75,7 +74,9 @@ class Pcl(Moco):
                 "method=pcl clusters all images before an epoch, but these shards are a stream"
                 " without numbers: use shards on a disk, a folder or a list of images."
             )
-        self.library = kmeans_library(self.options.kmeans, images)
+        self.library = kmeans_library(
+            self.options.kmeans, images, f"pcl.kmeans={self.options.kmeans}"
+        )
         numbers = cluster_numbers(self.options.clusters, images)
         self.prototypes = nn.ModuleList(
             Prototypes(images, number, config.model.dim) for number in numbers
@@ -84,20 +85,16 @@ class Pcl(Moco):
 
     def begin_epoch(self, epoch: int) -> None:
         """Cluster all images, unless this epoch's clusters came with a checkpoint."""
-        images = self.materials.images
+        super().begin_epoch(epoch)
+        images, config = self.materials.images, self.config
         if epoch < self.options.warm_up_epochs or int(self.clustered) == epoch or images is None:
             return
-        config, compute = self.config, self.materials.compute._replace(bf16=False, fp16=False)
-        found = extract(
-            self.pair.key, images, config.data, compute=compute, title="features for clusters"
-        )
+        found = embed_images(self.pair.key, config, self.materials)
         for number, each in enumerate(cast("list[Prototypes]", list(self.prototypes))):
             seed = seed_of("clusters", config.train.seed, epoch, number) % 2**31
             size, tau = len(each.centres), config.train.temperature
-            parts = while_main_works(cluster(found.features, size, seed, tau, self.library))
-            if parts:
-                made = parts[-1]
-                assert isinstance(made, PrototypeClusters)
+            made = clustered(found, size, seed, tau, self.library)
+            if made is not None:
                 each.centres.copy_(made.centres)
                 each.concentration.copy_(made.concentration)
                 each.cluster[send(found.ids, each.cluster.device)] = send(

@@ -7,6 +7,7 @@ overflows.
 """
 
 import math
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -17,6 +18,7 @@ from torch.nn.functional import logsigmoid
 
 from hardmix.errors import InputError
 from hardmix.mixing.checks import check_choice, check_mask
+from hardmix.mixing.log_sums import WeightLine
 from hardmix.mixing.masses import Masses
 
 
@@ -70,11 +72,11 @@ def hcl(beta: float = 1.0, tau_plus: float = 0.1) -> Denominator:
 
     With weights="hcl" and denominator="debiased" the loss is the same, but the weights are
     constants. exp(beta q.n / tau) over its mean as weights makes the sum
-    N sum exp((1 + beta) q.n / tau) / sum exp(beta q.n / tau): two sums, hence two passes.
+    N sum exp((1 + beta) q.n / tau) / sum exp(beta q.n / tau): two sums, with one gradient.
     """
     _check_tau_plus(tau_plus)
     check_not_negative("beta", beta, "the concentration on hard negatives; the paper uses 1")
-    return debiased(tau_plus) if beta == 0 else partial(_hcl, beta=beta, tau_plus=tau_plus)
+    return debiased(tau_plus) if beta == 0 else Weighted(debiased(tau_plus), beta)
 
 
 def dual_temperature(factor: float = 10.0) -> Denominator:
@@ -88,7 +90,42 @@ def dual_temperature(factor: float = 10.0) -> Denominator:
             f"factor={factor} must be a finite number above 0: the paper multiplies the temperature"
             " by 10."
         )
-    return infonce if factor == 1 else partial(_dual_temperature, factor=factor)
+    return infonce if factor == 1 else DualTemperature(factor)
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """A denominator of masses in which HCL's weights stand, with gradients: `contrast` looks."""
+
+    denominator: Denominator
+    beta: float
+
+    def __call__(self, masses: Masses) -> Float[Tensor, " batch"]:
+        """Return the loss of each query."""
+        return self.denominator(masses)
+
+
+@dataclass(frozen=True)
+class DualTemperature:
+    """`dual_temperature`, which needs the sum at a second temperature."""
+
+    also_at: float
+
+    def __call__(self, masses: Masses) -> Float[Tensor, " batch"]:
+        """Return the loss of each query."""
+        with torch.no_grad():
+            also = masses.at(self.also_at) if masses.also is None else masses.also
+            above = logsigmoid(also - masses.key / self.also_at)
+            ratio = (above - logsigmoid(masses.negatives - masses.key)).exp()
+            ratio = torch.where(masses.negatives == -torch.inf, 1.0, ratio)
+        return ratio * infonce(masses)
+
+
+def looks_once(denominator: Denominator) -> bool:
+    """Whether a denominator needs the similarities no more than once: one of ours."""
+    ours = isinstance(denominator, Weighted | DualTemperature)
+    debias = getattr(denominator, "func", None) is _debiased
+    return ours or debias or denominator in (infonce, decoupled)
 
 
 def _debiased(masses: Masses, tau_plus: float) -> Tensor:
@@ -98,21 +135,6 @@ def _debiased(masses: Masses, tau_plus: float) -> Tensor:
     sums = masses.negatives + (-torch.expm1(kept)).log() - math.log1p(-tau_plus)
     floor = masses.number.log() - 1 / masses.temperature
     return infonce(masses._replace(negatives=torch.where(below & (sums >= floor), sums, floor)))
-
-
-def _hcl(masses: Masses, beta: float, tau_plus: float) -> Tensor:
-    sums = masses.number.log() + masses.at(1 / (1 + beta)) - masses.at(1 / beta)
-    sums = torch.where(masses.number > 0, sums, -torch.inf)
-    masses = masses._replace(negatives=sums)
-    return infonce(masses) if tau_plus == 0 else _debiased(masses, tau_plus)
-
-
-def _dual_temperature(masses: Masses, factor: float) -> Tensor:
-    with torch.no_grad():
-        above = logsigmoid(masses.at(factor) - masses.key / factor)
-        ratio = (above - logsigmoid(masses.negatives - masses.key)).exp()
-        ratio = torch.where(masses.negatives == -torch.inf, 1.0, ratio)
-    return ratio * infonce(masses)
 
 
 def _check_tau_plus(tau_plus: float) -> None:
@@ -135,7 +157,7 @@ SEVERAL_POSITIVES = (infonce, supcon_in)
 
 def check_family(
     denominator: Denominator,
-    log_weights: Tensor | None,
+    log_weights: Tensor | WeightLine | None,
     positives: Tensor | None,
     batch: int,
     columns: int,
@@ -147,6 +169,9 @@ def check_family(
             "positives with another denominator: several positives are defined for"
             ' denominator="infonce" (SupCon\'s L_out) and "supcon-in" (L_in).'
         )
+    if isinstance(log_weights, WeightLine):
+        log_weights = log_weights.offset
+        columns = 1
     if log_weights is None:
         return
     if tuple(log_weights.shape) != (batch, columns) or not log_weights.is_floating_point():

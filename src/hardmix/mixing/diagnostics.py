@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hardmix.mixing.checks import check_mask, check_similarity, check_temperature, check_top
 from hardmix.mixing.infonce import Contrast
+from hardmix.mixing.log_sums import WeightLine
 from hardmix.mixing.plans import NO_POINT, VECTOR, MixPlan, hardest_negatives
 
 TOP = 1024
@@ -107,7 +108,7 @@ def negative_mass(
     plan: MixPlan | None,
     temperature: float | Tensor,
     exclude: Bool[Tensor, "batch K"] | None = None,
-    log_weights: Float[Tensor, "batch K"] | None = None,
+    log_weights: Float[Tensor, "batch K"] | WeightLine | None = None,
     ranks: tuple[int, ...] = (10, 100),
 ) -> NegativeMass:
     """Return which negatives and points the loss looks at.
@@ -117,6 +118,8 @@ def negative_mass(
     check_temperature(temperature)
     real, points = _shown(outcome.real, exclude), _point_logits(outcome.synthetic, plan)
     logits = torch.cat([real, points, outcome.positive.unsqueeze(1)], dim=1) / temperature
+    if isinstance(log_weights, WeightLine):
+        log_weights = log_weights.weights(outcome.real)
     if log_weights is not None:
         logits[:, : log_weights.shape[1]] += log_weights
     if plan is not None and plan.weight is not None:

@@ -25,6 +25,8 @@ class Remembered(NamedTuple):
     exclude: Tensor | None
     log_weights: Tensor | None
     through_query: bool
+    slope: float | Tensor
+    beta: float
     version: int | None
     """Of the negatives: a queue may have been written since."""
 
@@ -36,13 +38,16 @@ def remember(
     exclude: Tensor | None,
     log_weights: Tensor | None = None,
     through_query: bool = False,
+    slope: float | Tensor = 0.0,
+    beta: float = 0.0,
 ) -> Remembered | None:
     """Return it, or None while compiling: compiled code is differentiated once."""
     if torch.compiler.is_compiling():
         return None
     negatives = vectors.negatives
     version = None if negatives.is_inference() else negatives._version
-    return Remembered(vectors, plan, temperature, exclude, log_weights, through_query, version)
+    weighing = exclude, log_weights, through_query, slope, beta
+    return Remembered(vectors, plan, temperature, *weighing, version)
 
 
 def wants_second_derivative(ctx: Any) -> bool:
@@ -80,9 +85,18 @@ def infonce_again(remembered: Remembered) -> Tensor:
 
 
 def log_mass_again(remembered: Remembered) -> Tensor:
-    """Log of the sum over negatives and points in Eq. 1's denominator, for every query."""
-    vectors, plan, temperature, exclude, log_weights, through_query, _ = remembered
-    logits = dots(vectors.query, vectors.negatives, vectors.own) / temperature
+    """What `LogMass` returns: log of the sum over negatives and points, for every query."""
+    tau, beta = remembered.temperature, remembered.beta
+    if beta == 0:
+        return _log_sum_again(remembered)
+    upper = _log_sum_again(remembered._replace(temperature=tau / (1 + beta)))
+    return upper - _log_sum_again(remembered._replace(temperature=tau / beta))
+
+
+def _log_sum_again(remembered: Remembered) -> Tensor:
+    vectors, plan, temperature, exclude, log_weights, through_query, slope, *_ = remembered
+    similarity = dots(vectors.query, vectors.negatives, vectors.own)
+    logits = similarity / temperature + slope * similarity.detach()
     if log_weights is not None:
         logits = logits + log_weights
     if exclude is not None:

@@ -28,7 +28,15 @@ from hardmix.mixing.checks import (
     wants_check,
 )
 from hardmix.mixing.closed_form import Points, evaluate_plan, gradient_sum
-from hardmix.mixing.denominators import Denominator, check_family, denominator_of, infonce
+from hardmix.mixing.denominators import (
+    Denominator,
+    DualTemperature,
+    Weighted,
+    check_family,
+    denominator_of,
+    infonce,
+    looks_once,
+)
 from hardmix.mixing.device_infonce import DeviceInfoNCE, Wanted
 from hardmix.mixing.differentiable import (
     Remembered,
@@ -37,10 +45,11 @@ from hardmix.mixing.differentiable import (
     remember,
     wants_second_derivative,
 )
+from hardmix.mixing.log_sums import WeightLine
 from hardmix.mixing.masses import Terms, masses_of
 from hardmix.mixing.plans import MixPlan, Vectors
 from hardmix.mixing.points import dots
-from hardmix.mixing.ranking import cached_rows, in_one_piece, row_chunks
+from hardmix.mixing.ranking import CACHE_ELEMENTS, in_one_piece, row_chunks
 
 
 class Contrast(NamedTuple):
@@ -73,7 +82,7 @@ def contrast(
     every_point: bool = False,
     check: bool | None = None,
     own: Float[Tensor, "batch M dim"] | None = None,
-    log_weights: Float[Tensor, "batch columns"] | None = None,
+    log_weights: Float[Tensor, "batch columns"] | WeightLine | None = None,
     denominator: str | Denominator = "infonce",
     positives: Bool[Tensor, "batch columns"] | None = None,
 ) -> Contrast:
@@ -95,13 +104,15 @@ def contrast(
     makes the loss NaN.
     own: further negatives of each query's own; masks, weights and similarities then have K + M
     columns, and so has a plan.
-    log_weights: log of each real negative's weight (see `negative_weights`); no gradient.
+    log_weights: log of each real negative's weight (see `negative_weights`), or a `WeightLine`; no
+    gradient.
     denominator: a name in DENOMINATORS, or a function of `Masses`.
     positives: negatives that are positives too (SupCon), besides the key.
     """
     _check(query, key, negatives, plan, temperature, exclude, similarity, own)
     columns = len(negatives) + (0 if own is None else own.shape[1])
-    check_family(denominator_of(denominator), log_weights, positives, len(query), columns)
+    chosen = denominator_of(denominator)
+    check_family(chosen, log_weights, positives, len(query), columns)
     if wants_check(check, query):
         check_unit_length(query=query, key=key, negatives=negatives)
         if own is not None:
@@ -124,12 +135,15 @@ def contrast(
             own is not None
             or log_weights is not None
             or positives is not None
-            or (denominator_of(denominator) is not infonce)
+            or chosen is not infonce
         ):
-            terms = Terms(real, exclude, log_weights, plan, None, through_query, every_point)
-            given = vectors, temperature, terms, positives, num_pairs
+            beta = chosen.beta if isinstance(chosen, Weighted) else 0.0
+            known = through_query, every_point, beta, overwrite and looks_once(chosen)
+            terms = Terms(real, exclude, log_weights, plan, None, *known)
+            also = chosen.also_at if isinstance(chosen, DualTemperature) else None
+            given = vectors, temperature, terms, positives, num_pairs, also
             masses, positive, synthetic = masses_of(*given)
-            per_query = denominator_of(denominator)(masses)
+            per_query = chosen(masses)
         elif in_one_piece(query):
             learnt = isinstance(temperature, Tensor) and temperature.requires_grad
             wanted = Wanted(
@@ -268,7 +282,7 @@ def _terms(
             synthetic += points.weight.log2()
         extra = torch.cat([extra, synthetic], dim=1)
     highest, total = extra.amax(dim=1), torch.empty_like(positive)
-    for rows in cached_rows(*real.shape):
+    for rows in row_chunks(*real.shape, elements=CACHE_ELEMENTS):
         some, terms, most = real[rows], space[rows], highest[rows]
         if exclude is not None:
             some = terms.copy_(some).masked_fill_(exclude[rows], -torch.inf)

@@ -25,12 +25,10 @@ from hardmix.mixing.differentiable import (
     remember,
     wants_second_derivative,
 )
+from hardmix.mixing.log_sums import exponentials
 from hardmix.mixing.plans import MixPlan, Vectors
 from hardmix.mixing.points import pulled
 from hardmix.mixing.ranking import in_one_piece, joined, row_chunks, rows_of
-
-LOWEST = -1e30
-"""Stands for the highest logit of a query that has no negative."""
 
 
 class _MassPart(NamedTuple):
@@ -46,8 +44,30 @@ class _MassPart(NamedTuple):
     """d mass / d (1 / temperature)."""
 
 
+class Weighing(NamedTuple):
+    """Which real negatives count, and how much; constants."""
+
+    exclude: Tensor | None
+    log_weights: Tensor | None
+    """(batch, columns), or (batch, 1) for an offset of each query."""
+    slope: float | Tensor = 0.0
+    """What q.n is multiplied by and added to the log of the weight, see `WeightLine`."""
+    beta: float = 0.0
+    """HCL: weigh each term by exp(beta * logit) over its mean, with gradients. 0: none."""
+    overwrite: bool = False
+    """Whether the similarities are not needed afterwards: their memory is reused."""
+
+    def rows(self, rows: slice) -> "Weighing":
+        """Return those of some queries."""
+        masks = [None if each is None else rows_of(each, rows) for each in self[:2]]
+        return Weighing(*masks, *self[2:])
+
+
 class LogMass(torch.autograd.Function):
     """log of the sum of weight * exp(q.n / tau) over negatives and points, and its gradient.
+
+    With `beta`, log of the sum of weight * exp((1 + beta) q.n / tau) over that of
+    weight * exp(beta q.n / tau).
 
     Points are constants, so the sum is a function of query / tau: its derivative by 1 / tau is
     q . direction, and takes no further pass.
@@ -64,6 +84,9 @@ class LogMass(torch.autograd.Function):
         real: Tensor,
         exclude: Tensor | None,
         log_weights: Tensor | None,
+        slope: float | Tensor,
+        beta: float,
+        overwrite: bool,
         options: Wanted,
         points: Points | None,
         *plan: Tensor | None,
@@ -79,15 +102,16 @@ class LogMass(torch.autograd.Function):
             query_gradient=needs_query or needs_temperature,
             negatives_gradient=needs_shared or needs_own,
         )
+        weighing = Weighing(exclude, log_weights, slope, beta, overwrite)
         parts = []
         for rows in row_chunks(len(real), width, one_piece):
-            given = (query, key, own, real, exclude, log_weights, *plan)
+            given = (query, key, own, *plan)
             some = [None if each is None else rows_of(each, rows) for each in given]
             vectors = Vectors(some[0], some[1], negatives, some[2])  # type: ignore[arg-type]
             pointed = None if points is None else points.rows(rows)
-            made = MixPlan(*some[6:]) if plan else None  # type: ignore[arg-type]
-            similarity, masks = rows_of(real, rows), some[4:6]
-            parts.append(_evaluate(vectors, similarity, masks, number, wanted, pointed, made))
+            made = MixPlan(*some[3:]) if plan else None  # type: ignore[arg-type]
+            similarity, weighed = rows_of(real, rows), weighing.rows(rows)
+            parts.append(_evaluate(vectors, similarity, weighed, number, wanted, pointed, made))
         whole = _MassPart(*(joined(list(each)) for each in zip(*parts, strict=True)))
         ctx.temperature, ctx.num_shared = temperature, len(negatives)
         ctx.remembered = remember(
@@ -97,6 +121,8 @@ class LogMass(torch.autograd.Function):
             exclude,
             log_weights,
             options.through_query,
+            slope,
+            beta,
         )
         ctx.save_for_backward(query, whole.direction, whole.probability, whole.along)
         ctx.mark_non_differentiable(whole.synthetic)
@@ -129,57 +155,81 @@ class LogMass(torch.autograd.Function):
         return grad_query, grad_negatives, grad_own, grad_temperature, *rest
 
 
+class _Sums(NamedTuple):
+    """The terms of a sum over negatives and points, each over the highest of all."""
+
+    terms: Tensor
+    point_terms: Tensor
+    total: Tensor
+    mass: Tensor
+    """log of the sum."""
+
+
 def _evaluate(
     vectors: Vectors,
     real: Tensor,
-    masks: list[Tensor | None],
+    weighing: Weighing,
     temperature: float | Tensor,
     wanted: Wanted,
     points: Points | None,
     plan: MixPlan | None,
 ) -> _MassPart:
     """Return all results for some of the queries."""
-    exclude, log_weights = masks
     made = None
     if plan is not None and points is None:
         made = made_points(plan, vectors, wanted.every_point)
-    extra, synthetic = _point_logits(real, points, made, plan, temperature)
-    terms, highest = _terms(real, extra, exclude, log_weights, temperature)
-    point_terms = (extra - highest).exp()
-    total = terms.sum(dim=1, keepdim=True) + point_terms.sum(dim=1, keepdim=True)
-    mass = (highest + total.log()).squeeze(1)
-    total = total.clamp(min=torch.finfo(total.dtype).tiny)
+    of_points, log_weight, synthetic = _point_logits(real, points, made, plan)
+    beta = weighing.beta
+    if beta == 0:
+        sums = _sums(real, of_points, log_weight, weighing, temperature)
+    else:
+        first = weighing._replace(overwrite=False)
+        upper = _sums(real, of_points, log_weight, first, temperature / (1 + beta))
+        lower = _sums(real, of_points, log_weight, weighing, temperature / beta)
+        sums = _ratio(upper, lower, beta)
+    terms, point_terms, total, mass = sums
     probability = terms / total if wanted.negatives_gradient else terms[:, :0]
     if not wanted.query_gradient:
         return _MassPart(mass, synthetic, terms[:, :0], probability, terms[:, :0])
-    sums = terms, point_terms, total
     if made is None or plan is None:
-        gradients = _in_closed_form(*sums, points, vectors)
+        gradients = _in_closed_form(terms, point_terms, total, points, vectors)
     else:
-        gradients = _of_made_points(*sums, made, plan, vectors, wanted)
+        gradients = _of_made_points(terms, point_terms, total, made, plan, vectors, wanted)
     return _MassPart(mass, synthetic, gradients[0], probability, gradients[1])
 
 
-def _terms(
+def _sums(
     real: Tensor,
-    extra: Tensor,
-    exclude: Tensor | None,
-    log_weights: Tensor | None,
+    of_points: Tensor,
+    log_weight: Tensor | None,
+    weighing: Weighing,
     temperature: float | Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return the real negatives' terms over the highest of all terms, and the log of that one."""
-    if isinstance(temperature, Tensor):
-        logits, factor = real / temperature, 1.0
-        logits = logits if log_weights is None else logits.add_(log_weights)
-    elif log_weights is not None:
-        logits, factor = torch.add(log_weights, real, alpha=1 / temperature), 1.0
-    else:  # divided in the same pass that takes out the highest
-        logits, factor = real, 1 / temperature
-    if exclude is not None:
-        logits = logits.masked_fill(exclude, -torch.inf)
-    highest = logits.amax(dim=1, keepdim=True) * factor
-    highest = torch.cat([highest, extra], dim=1).amax(dim=1, keepdim=True).clamp(min=LOWEST)
-    return torch.add(-highest, logits, alpha=factor).exp_(), highest
+) -> _Sums:
+    """Return Eq. 1's sum over the negatives, with their weights, at a temperature."""
+    exclude, log_weights, slope, _, overwrite = weighing
+    extra = of_points / temperature
+    extra = extra if log_weight is None else extra + log_weight
+    if log_weights is not None and log_weights.shape[1] == 1:  # of all alike: taken from the points
+        extra, offset, log_weights = extra - log_weights, log_weights, None
+    else:
+        offset = 0.0
+    above = extra.amax(dim=1, keepdim=True) if extra.shape[1] else None
+    factor = 1 / temperature + slope
+    given = exclude, log_weights, above
+    terms, total, highest = exponentials(real, factor, *given, overwrite=overwrite)
+    point_terms = (extra - highest).exp()
+    total = total + point_terms.sum(dim=1, keepdim=True)
+    mass = (highest + offset + total.log()).squeeze(1)
+    return _Sums(terms, point_terms, total.clamp(min=torch.finfo(total.dtype).tiny), mass)
+
+
+def _ratio(upper: _Sums, lower: _Sums, beta: float) -> _Sums:
+    """HCL's ratio of two sums, whose gradient is one sum: with terms above and below 0."""
+    total = upper.total / (1 + beta)
+    share = -beta * total / lower.total
+    terms = upper.terms.addcmul_(lower.terms, share)
+    point_terms = upper.point_terms + lower.point_terms * share
+    return _Sums(terms, point_terms, total, upper.mass - lower.mass)
 
 
 def _in_closed_form(
@@ -213,19 +263,14 @@ def _of_made_points(
 
 
 def _point_logits(
-    real: Tensor,
-    points: Points | None,
-    made: MadePoints | None,
-    plan: MixPlan | None,
-    temperature: float | Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return the points' logits with the logs of their weights, and their similarities."""
+    real: Tensor, points: Points | None, made: MadePoints | None, plan: MixPlan | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return the points' logits before the temperature, logs of weights, and similarities."""
     if points is not None:
         logits, weight, similarity = points.logit, points.weight, points.similarity
     elif made is not None and plan is not None:
         logits, weight = scaled_logits(made.similarity, plan), plan.weight
         similarity = made.similarity
     else:
-        return real[:, :0], real[:, :0]
-    logits = logits / temperature
-    return (logits if weight is None else logits + weight.log()), similarity
+        return real[:, :0], None, real[:, :0]
+    return logits, None if weight is None else weight.log(), similarity

@@ -1,14 +1,16 @@
 """Weights of real negatives: the family's primitive. Mixing too is a reweighting of them.
 
 A weight is given by its log, which is added to the negative's logit q.n / tau: 0 leaves it as it
-is, -inf leaves it out. Weights are constants: no gradient flows through them. Each is one
-elementwise pass over the (batch, K) similarities, except the ring, which ranks them.
+is, -inf leaves it out. Weights are constants: no gradient flows through them. Those of HCL and
+hardness weighting are lines of q.n (`WeightLine`): they change the logit's factor, and take no
+tensor of their own. The ring selects by rank.
 """
 
 import math
 from functools import partial
 from typing import Literal, Protocol, get_args, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -16,6 +18,8 @@ from torch import Tensor
 from hardmix.errors import InputError
 from hardmix.mixing.checks import check_choice
 from hardmix.mixing.denominators import check_not_negative
+from hardmix.mixing.log_sums import WeightLine, log_sum
+from hardmix.mixing.ranking import CACHE_ELEMENTS, in_one_piece, row_chunks
 
 Where = Literal["all", "shared", "own"]
 
@@ -32,8 +36,8 @@ class NegativeWeights(Protocol):
         temperature: float | Float[Tensor, "..."],
         exclude: Bool[Tensor, "batch columns"] | None,
         num_own: int,
-    ) -> Float[Tensor, "batch columns"] | None:
-        """Return the log of each negative's weight; None for all 0.
+    ) -> Float[Tensor, "batch columns"] | WeightLine | None:
+        """Return the log of each negative's weight, or a line that it lies on; None for all 0.
 
         `similarity` is q.n before the temperature, `positive` q.k, both detached. The last
         `num_own` columns are negatives of the query's own.
@@ -74,17 +78,20 @@ def given_weights(alpha: float = 1.0) -> NegativeWeights:
     return partial(_given, alpha=alpha)
 
 
-def ring_weights(low: float = 0.0, high: float = 90.0) -> NegativeWeights:
+def ring_weights(low: float = 90.0, high: float = 99.0) -> NegativeWeights:
     """Wu et al. 2021 (ring): only negatives between two percentiles of the query's similarities.
 
-    The paper gives no single band; the defaults drop the 10 % that are most similar.
+    The defaults are those of the authors' code: of the tenth that is most similar, all but the
+    most similar tenth. As there, the numbers of negatives are rounded down, that of the dropped
+    ones within the others. The authors begin with low = 0 and raise it during training; here the
+    band is constant.
     """
     if not 0 <= low < high <= 100:
         raise InputError(
             f"low={low} and high={high}: they are percentiles and must satisfy"
             " 0 <= low < high <= 100."
         )
-    return partial(_ring, low=low / 100, high=high / 100)
+    return partial(_ring, outer=(100 - low) / 100, inner=(100 - high) / (100 - low))
 
 
 def _hcl(
@@ -94,27 +101,31 @@ def _hcl(
     exclude: Tensor | None,
     beta: float,
     **_: object,
-) -> Tensor | None:
+) -> WeightLine | None:
     if beta == 0:
         return None
-    logits = similarity * (beta / temperature)
-    if exclude is None:
-        return logits.log_softmax(dim=1).add_(math.log(similarity.shape[1]))
-    count = (~exclude).sum(dim=1, keepdim=True).to(similarity.dtype)
-    shares = logits.masked_fill_(exclude, -torch.inf).log_softmax(dim=1)
-    return torch.where(exclude, 0.0, shares + count.log())
+    slope = beta / temperature
+    count = _number(similarity, exclude).clamp(min=1).to(similarity.dtype)
+    return WeightLine(slope, _offset(count.log() - log_sum(similarity, slope, exclude)))
+
+
+def _offset(difference: Tensor) -> Tensor:
+    """0 for a query without negatives, whose sum is 0."""
+    return difference.masked_fill(difference == torch.inf, 0.0)
 
 
 def _hardness(
     similarity: Tensor, *, num_own: int, alpha: float, where: Where, **_: object
-) -> Tensor | None:
+) -> Tensor | WeightLine | None:
     if alpha == 0:
         return None
+    if where == "all":
+        return WeightLine(alpha)
     added = alpha * similarity
     shared = similarity.shape[1] - num_own
     if where == "shared":
         added[:, shared:] = 0
-    elif where == "own":
+    else:
         _check_own(num_own, 'where="own"')
         added[:, :shared] = 0
     return added
@@ -124,37 +135,55 @@ def _given(similarity: Tensor, *, num_own: int, alpha: float, **_: object) -> Te
     _check_own(num_own, 'weights="given"')
     if alpha == 0:
         return None
-    added = torch.zeros_like(similarity)
-    added[:, similarity.shape[1] - num_own :] = alpha
-    return added
+    added = similarity.new_zeros(similarity.shape[1])
+    added[similarity.shape[1] - num_own :] = alpha
+    return added.expand_as(similarity)
 
 
 def _ring(
-    similarity: Tensor, *, exclude: Tensor | None, low: float, high: float, **_: object
+    similarity: Tensor, *, exclude: Tensor | None, outer: float, inner: float, **_: object
 ) -> Tensor | None:
-    if (low, high) == (0.0, 1.0):
+    if (outer, inner) == (1.0, 0.0):
         return None
-    width = similarity.shape[1]
-    if exclude is None:
-        count = torch.full((len(similarity), 1), width, device=similarity.device)
-    else:
-        count = (~exclude).sum(dim=1, keepdim=True)
+    count = _number(similarity, exclude)
+    within = _rounded_down(count, outer)
+    dropped = _rounded_down(within, inner)
+    if exclude is None and not in_one_piece(similarity) and len(similarity) > 0:
+        return _ring_of_all(similarity, int(within[0]), int(dropped[0]))
+    if exclude is not None:
         similarity = similarity.masked_fill(exclude, -torch.inf)
-    ranked = similarity.sort(dim=1).values
-    bounds = [_percentile(ranked, count, share) for share in (low, high)]
-    outside = (similarity < bounds[0]) | (similarity > bounds[1])
+    ranked, width = similarity.sort(dim=1).values, similarity.shape[1]
+    low = ranked.gather(1, (width - within).clamp(max=width - 1))
+    high = ranked.gather(1, width - 1 - dropped)
+    outside = (similarity < low) | (similarity > high) | (within == 0)
     return torch.zeros_like(similarity).masked_fill_(outside, -torch.inf)
 
 
-def _percentile(ranked: Tensor, count: Tensor, share: float) -> Tensor:
-    """NumPy's percentile, of the last `count` values of each ascending row."""
-    width = ranked.shape[1]
-    place = share * (count - 1).clamp(min=0).to(ranked.dtype)
-    lower = place.floor().long()
-    first = (width - count).clamp(max=width - 1)
-    below = ranked.gather(1, (first + lower).clamp(max=width - 1))
-    above = ranked.gather(1, (first + lower + 1).clamp(max=width - 1))
-    return torch.where(place > lower, torch.lerp(below, above, place - lower), below)
+def _ring_of_all(similarity: Tensor, within: int, dropped: int) -> Tensor:
+    """The same where all queries have as many negatives: by selection, in cache-sized parts."""
+    logs = torch.full_like(similarity, -torch.inf)
+    if within == 0:
+        return logs
+    for rows in row_chunks(*similarity.shape, elements=CACHE_ELEMENTS):
+        values = similarity[rows].numpy()
+        highest = np.partition(values, -within, axis=1)[:, -within:]
+        low = highest[:, :1].copy()
+        high = np.partition(highest, -1 - dropped, axis=1)[:, -1 - dropped, None]
+        logs[rows].masked_fill_(torch.from_numpy((values >= low) & (values <= high)), 0.0)
+    return logs
+
+
+def _number(similarity: Tensor, exclude: Tensor | None) -> Tensor:
+    """How many negatives each query has."""
+    if exclude is None:
+        batch, width = similarity.shape
+        return torch.full((batch, 1), width, device=similarity.device)
+    return (~exclude).sum(dim=1, keepdim=True)
+
+
+def _rounded_down(count: Tensor, share: float) -> Tensor:
+    """A share of a number; 0.1 of 20 is 2, whatever the last bit says."""
+    return (count.double() * share + 1e-9).floor().long()
 
 
 def _check_own(num_own: int, what: str) -> None:

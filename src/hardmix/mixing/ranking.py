@@ -39,18 +39,11 @@ def in_one_piece(values: Tensor) -> bool:
     return values.device.type != "cpu" or torch.compiler.is_compiling()
 
 
-def row_chunks(batch: int, width: int, one_piece: bool = False) -> list[slice]:
+def row_chunks(
+    batch: int, width: int, one_piece: bool = False, elements: int = CHUNK_ELEMENTS
+) -> list[slice]:
     """Parts of a (batch, width) tensor, each small enough to be worked on without much memory."""
-    return _parts(batch, width, DEVICE_CHUNK_ELEMENTS if one_piece else CHUNK_ELEMENTS)
-
-
-def cached_rows(batch: int, width: int) -> list[slice]:
-    """Parts of a (batch, width) tensor, each small enough for several passes within a cache."""
-    return _parts(batch, width, CACHE_ELEMENTS)
-
-
-def _parts(batch: int, width: int, elements: int) -> list[slice]:
-    rows = max(1, elements // width)
+    rows = max(1, (DEVICE_CHUNK_ELEMENTS if one_piece else elements) // max(1, width))
     return [slice(start, min(start + rows, batch)) for start in range(0, batch, rows)]
 
 

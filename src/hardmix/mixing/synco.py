@@ -105,7 +105,9 @@ def plan_mixcse(
 
     num_with_query such points; the paper has one for each query and no pairs, and draws from all
     negatives: num_hardest=K. The authors' code mixes before it normalises; here all vectors have
-    unit length already.
+    unit length already. There a query also meets the points of the batch's other keys, as pairs of
+    negatives (with its own key in them, at a logit of 0), and all keys meet points of the queries,
+    in the same sum: a test reproduces all of it, but this plan makes the paper's points alone.
     """
     if not 0 < share < 1:
         raise InputError(

@@ -6,9 +6,9 @@ from hardmix.errors import InputError
 from hardmix.settings.bounds import check_above, check_at_least, check_between
 from hardmix.settings.facts import setting
 from hardmix.settings.named_choices import (
-    FilterName,
     RealNegatives,
     RunDenominator,
+    RunFilter,
     RunWeights,
     StrategyName,
 )
@@ -77,18 +77,18 @@ class LossConfig:
     denominator: RunDenominator = setting("infonce", later=True)
     """Eq. 1, or without the positive (decoupled), without the expected false negatives (debiased),
     HCL as its authors train it, or with the hardness of a second temperature."""
-    filter: FilterName = setting("none", name="filter of false negatives", later=True)
-    """Leave out negatives above the positive's similarity minus loss.margin, or above
-    loss.share of it."""
+    filter: RunFilter = setting("none", name="filter of false negatives", later=True)
+    """Leave out negatives above the positive's similarity minus loss.margin, above loss.share of
+    it, or of the query's own cluster of images."""
     beta: float = setting(1.0, label="beta = {}", later=True)
     """How much HCL's weights prefer hard negatives."""
     tau_plus: float = setting(0.1, label="tau+ = {}", later=True)
     """Expected fraction of false negatives, for loss.denominator debiased and hcl."""
     alpha: float = setting(9.0, label="alpha = {}", later=True)
     """Strength of loss.weights hardness."""
-    ring_low: float = setting(0.0, label="ring from {} %", later=True)
+    ring_low: float = setting(90.0, label="ring from {} %", later=True)
     """Lowest percentile of loss.weights ring."""
-    ring_high: float = setting(90.0, label="ring to {} %", later=True)
+    ring_high: float = setting(99.0, label="ring to {} %", later=True)
     """Highest percentile of loss.weights ring."""
     factor: float = setting(10.0, label="second temperature x {}", later=True)
     """Second temperature over the first, for loss.denominator dual-temperature."""
@@ -99,9 +99,12 @@ class LossConfig:
     jigsaw: float = setting(0.0, label="jigsaw x {}", name="weight of the jigsaw", later=True)
     """Weight of InfoMin's jigsaw, for MoCo and MoCHi: nine shuffled tiles of an image are another
     query for its key. 0.5 as published; 0: none."""
+    clusters: int = setting(100, label="{} clusters", later=True)
+    """Clusters of all images, made before each epoch but the first, for loss.filter
+    same-cluster."""
 
     def __post_init__(self) -> None:
-        check_at_least(self, "loss", beta=0, alpha=0)
+        check_at_least(self, "loss", beta=0, alpha=0, clusters=2)
         check_above(self, "loss", factor=0, share=0)
         check_between(self, "loss", 0.0, 0.999, "tau_plus")
         check_between(self, "loss", 0.0, 1.0, "jigsaw")

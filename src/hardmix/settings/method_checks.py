@@ -36,6 +36,13 @@ def check_method(config: "PretrainConfig") -> None:
             " have at least 8 pixels, which takes images of 20 pixels or more; raise"
             " data.image_size or set loss.jigsaw to 0."
         )
+    queued = config.uses("train.exclude_same_image")
+    if config.loss.filter == "same-cluster" and config.uses("loss.filter") and not queued:
+        raise InputError(
+            f"loss.filter=same-cluster with method={config.method}: it looks up the images of a"
+            " queue's keys, and this method has no such queue; choose loss.filter"
+            " share-of-positive or above-positive, or a method with a queue, such as mochi."
+        )
     crossed = config.mix.num_with_query > 0 and config.mix.strategy != "mixed-with-key"
     if config.method == "cmc" and config.mixes and crossed:
         raise InputError(

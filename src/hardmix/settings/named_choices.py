@@ -43,6 +43,9 @@ RunDenominator = Literal["infonce", "decoupled", "debiased", "hcl", "dual-temper
 FilterName = Literal["none", "above-positive", "share-of-positive"]
 """Which negatives are taken for false ones and left out, without labels."""
 
+RunFilter = Literal["none", "above-positive", "share-of-positive", "same-cluster"]
+"""The same in `hardmix pretrain`, which can also cluster the images before each epoch."""
+
 Reduction = Literal["mean", "sum", "none"]
 """What a loss returns: the mean or sum over the queries, or the loss of each."""
 
