@@ -80,7 +80,7 @@ def signal_after(monkeypatch, steps, number=signal.SIGTERM):
     monkeypatch.setattr(loop, "take_step", step_and_signal)
 
 
-def start(job, *arguments, ranks=2, timeout=60.0, restart=0, output=None):
+def start(job, *arguments, ranks=2, timeout=60.0, output=None):
     """Processes that join each other and call job(*arguments): exit status as of the command."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ranks", "hardmix.training.pretrain"])
@@ -89,7 +89,7 @@ def start(job, *arguments, ranks=2, timeout=60.0, restart=0, output=None):
         port = free.getsockname()[1]
     processes = []
     for rank in range(ranks):
-        launch = Launch(rank, ranks, rank, ranks, "localhost", port, restart) if ranks > 1 else None
+        launch = Launch(rank, ranks, rank, ranks, "localhost", port) if ranks > 1 else None
         options = (launch, timeout, output, job, arguments)
         processes.append(context.Process(target=_run, args=options))
         processes[-1].start()

@@ -281,9 +281,9 @@ def test_more_processes_than_groups_of_keys_are_said_at_the_start(tmp_path):
 
 def test_the_variables_of_torchrun_and_of_slurm_say_who_is_who():
     torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    torchrun |= {"MASTER_ADDR": "a", "MASTER_PORT": "5", "TORCHELASTIC_RESTART_COUNT": "2"}
+    torchrun |= {"MASTER_ADDR": "a", "MASTER_PORT": "5"}
     torchrun |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "SLURM_PROCID": "0"}
-    assert launched(torchrun) == Launch(3, 4, 1, 2, "a", 5, 2, True)
+    assert launched(torchrun) == Launch(3, 4, 1, 2, "a", 5, True)
     slurm = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}
     slurm |= {"SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}
     slurm |= {"SLURM_JOB_ID": "1234567"}
