@@ -20,6 +20,7 @@ os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
 
 import torch  # noqa: E402
 
+import ranks  # noqa: E402
 from hardmix.runs.folder import versions  # noqa: E402
 from torture_commands import fill_commands, kill_commands  # noqa: E402
 from torture_damage import (  # noqa: E402
@@ -54,6 +55,15 @@ PARTS = {
 }
 """What is done, and how often."""
 
+COMMANDS = [
+    "hardmix.evaluation.detection.detect",
+    "hardmix.evaluation.linear",
+    "hardmix.commands.options",
+    "PIL.PngImagePlugin",
+    "PIL.JpegImagePlugin",
+]
+"""What the killed commands import when they start: processes that have it start in no time."""
+
 
 def main() -> None:
     """Everything, within bounds."""
@@ -64,26 +74,26 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "torture.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    findings: list[str] = []
-    result: dict[str, object] = {"versions": versions(), "seed": options.seed}
+    ranks.IMPORTED += ["torture_commands", "torture_shards", *COMMANDS]
+    result: dict[str, dict[str, object]] = {}
+    if options.only and options.out.exists():  # the other parts stay as they were
+        result = json.loads(options.out.read_text())
+    result["of"] = {"versions": versions(), "seed": options.seed}
     with tempfile.TemporaryDirectory(prefix="torture-") as name:
         for part, number in PARTS.items():
             if options.only and part.__name__ not in options.only:
                 continue
-            started, before = time.monotonic(), len(findings)
+            started, findings = time.monotonic(), []
             generator = random.Random(f"{part.__name__} {options.seed}")
             number = max(1, round(options.times * number))
             counts = part(Path(name) / part.__name__, number, generator, findings)
-            result[part.__name__] = {
-                **counts,
-                "findings": len(findings) - before,
-                "seconds": round(time.monotonic() - started, 1),
-            }
-            print(part.__name__, json.dumps(result[part.__name__]), flush=True)
-            print("\n".join(findings[before:]), end="", flush=True)
-            options.out.write_text(json.dumps(result | {"findings": findings}, indent=2) + "\n")
-    print("\n".join(findings) or "Nothing good was lost.")
-    sys.exit(bool(findings))
+            seconds = round(time.monotonic() - started, 1)
+            result[part.__name__] = {**counts, "findings": findings, "seconds": seconds}
+            print(part.__name__, json.dumps(result[part.__name__], indent=1), flush=True)
+            options.out.write_text(json.dumps(result, indent=2) + "\n")
+    found = any(part.get("findings") for part in result.values())
+    print("See the findings above." if found else "Nothing good was lost.")
+    sys.exit(found)
 
 
 if __name__ == "__main__":

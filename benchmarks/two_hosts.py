@@ -66,7 +66,7 @@ class Job:
                 command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | more
             )
 
-    def wait(self, seconds: float = 120.0) -> int | None:
+    def wait(self, seconds: float = 400.0) -> int | None:
         """Return torchrun's exit status; None if it is still running after so many seconds."""
         with suppress(subprocess.TimeoutExpired):
             return self.process.wait(seconds)
@@ -199,7 +199,7 @@ class Bench:
         return "" if state_of(run) == self.whole else "ends with other bits"
 
 
-def until(file: Path, jobs: list[Job], seconds: float = 120.0) -> None:
+def until(file: Path, jobs: list[Job], seconds: float = 400.0) -> None:
     """Wait for a file that the jobs will write."""
     end = time.monotonic() + seconds
     while not file.exists():
@@ -219,7 +219,7 @@ def noticed(bench: Bench, run: Path, jobs: dict[str, Job], since: float) -> Outc
     for host, job in jobs.items():
         other = bench.hosts.name("b" if host == "a" else "a")
         rank = "1" if host == "a" else "0"
-        if job.wait(6 * TIMEOUT) is None:
+        if job.wait() is None:
             faults.append(f"torchrun on {host} did not end: {job.told}")
         if job.statuses[:1] != [75]:
             faults.append(f"{host} ended with {job.statuses}: {job.told}")
@@ -267,7 +267,7 @@ def loopback_name(bench: Bench, run: Path) -> Outcome:
         bench.hosts.resolve(host, own="127.0.1.1")
     began = time.monotonic()
     jobs = bench.start(run)
-    ended = [job.wait(8 * TIMEOUT) for job in jobs]
+    ended = [job.wait() for job in jobs]
     seconds = time.monotonic() - began
     names = f"{bench.hosts.name('a')}, {bench.hosts.name('b')} resolves to a loopback address"
     warned = "GLOO_SOCKET_IFNAME" in jobs[0].text and names in jobs[0].text

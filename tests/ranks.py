@@ -38,6 +38,9 @@ TINY = {
     },
 }
 
+IMPORTED = ["ranks", "hardmix.training.pretrain"]
+"""Modules that processes have when they start."""
+
 
 def tiny(method="mochi", oracle=False, **more):
     """A run of a few seconds on 96 shapes, with settings by group."""
@@ -83,7 +86,7 @@ def signal_after(monkeypatch, steps, number=signal.SIGTERM):
 def start(job, *arguments, ranks=2, timeout=60.0, output=None):
     """Processes that join each other and call job(*arguments): exit status as of the command."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ranks", "hardmix.training.pretrain"])
+    context.set_forkserver_preload(IMPORTED)
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]

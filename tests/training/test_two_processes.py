@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 
 import hardmix.training.pretrain as loop
 from hardmix.commands import main as cli
+from hardmix.commands import processes
 from hardmix.data.datasets import open_images
 from hardmix.data.loading import ViewLoader
 from hardmix.errors import InputError
@@ -269,6 +271,40 @@ def test_hosts_that_offer_a_loopback_address_are_named_before_gloo_fails(monkeyp
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
     addresses.check_addresses(store, two_nodes)
     assert capfd.readouterr().err == ""
+
+
+def assembled(store, *ranks, seconds=20.0):
+    """Two processes that look for each other, or one of them."""
+
+    def assemble(rank):
+        return rendezvous._assemble(store, Launch(rank, 2, 0, 1, "node1", 5), seconds)
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(assemble, ranks))
+
+
+def test_processes_that_torchrun_starts_again_meet_whatever_their_hosts_have_counted():
+    """Between hosts the counts of restarts differ: benchmarks/two_hosts.py found it."""
+    agent = torch.distributed.HashStore()
+    for _ in range(3):
+        (first, absent), (second, _) = assembled(agent, 0, 1)
+        assert absent == []
+        assert not first.check(["word"])  # of those before
+        first.set("word", "")
+        assert second.check(["word"])
+        assert second.get("here-0") == first.get("here-0")
+    ((_, absent),) = assembled(agent, 0, seconds=0.1)
+    assert absent == [1]
+
+
+def test_after_a_loss_a_process_exits_at_once(monkeypatch):
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    for broken, status in ((False, 75), (True, 75), (True, None)):
+        monkeypatch.setattr(rendezvous, "_broken", broken)
+        with pytest.raises(SystemExit):
+            processes.leave(status)
+    assert ended == [75]
 
 
 def test_more_processes_than_groups_of_keys_are_said_at_the_start(tmp_path):
