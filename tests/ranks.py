@@ -38,6 +38,9 @@ TINY = {
     },
 }
 
+IMPORTED = ["ranks", "hardmix.training.pretrain"]
+"""Modules that processes have when they start."""
+
 
 def tiny(method="mochi", oracle=False, **more):
     """A run of a few seconds on 96 shapes, with settings by group."""
@@ -80,16 +83,16 @@ def signal_after(monkeypatch, steps, number=signal.SIGTERM):
     monkeypatch.setattr(loop, "take_step", step_and_signal)
 
 
-def start(job, *arguments, ranks=2, timeout=60.0, restart=0, output=None):
+def start(job, *arguments, ranks=2, timeout=60.0, output=None):
     """Processes that join each other and call job(*arguments): exit status as of the command."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ranks", "hardmix.training.pretrain"])
+    context.set_forkserver_preload(IMPORTED)
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     processes = []
     for rank in range(ranks):
-        launch = Launch(rank, ranks, rank, ranks, "localhost", port, restart) if ranks > 1 else None
+        launch = Launch(rank, ranks, rank, ranks, "localhost", port) if ranks > 1 else None
         options = (launch, timeout, output, job, arguments)
         processes.append(context.Process(target=_run, args=options))
         processes[-1].start()

@@ -111,6 +111,32 @@ def test_the_index_is_made_once_and_anew_when_a_shard_changes(root, monkeypatch)
     assert again.labels.tolist()[4:8] == [-1] * 4
 
 
+def test_an_index_with_any_bit_flipped_is_made_anew(root):  # noqa: F811
+    shards = shard_index._states(expand(root))
+    made = shard_index.make_index(shards)
+    file = index_file(shards)
+    good = file.read_bytes()
+    assert list(shard_index.read_index(shards).names) == list(made.names)
+    for place in range(0, len(good), 3):
+        damaged = bytearray(good)
+        damaged[place] ^= 1 << place % 8
+        file.write_bytes(damaged)
+        assert shard_index.read_index(shards) is None
+
+
+def test_a_shard_that_changes_while_it_is_read_is_named(root, monkeypatch):  # noqa: F811
+    images = open_images(config(root))
+    pread = os.pread
+
+    def overwritten(*arguments):
+        write_shard(expand(root)[0], {f"{key:03}.png": png(99) for key in range(4)})
+        return pread(*arguments)
+
+    monkeypatch.setattr(os, "pread", overwritten)
+    with pytest.raises(UnreadableImage, match=r"a-00\.tar has changed since it was indexed"):
+        images.image(0)
+
+
 def test_a_shard_that_is_replaced_is_still_read_as_it_was(root, tmp_path):  # noqa: F811
     images = open_images(config(root))
     assert int(images.image(0)[0, 0, 0]) == 0  # opens it

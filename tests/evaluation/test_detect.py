@@ -447,8 +447,12 @@ def test_trials_are_trained_tested_drawn_and_averaged(cells, encoder, capfd):
     second = load_file(folder / "trial-1" / "checkpoints" / "step-00000004.safetensors")
     assert not torch.equal(first["detector.rpn.conv.weight"], second["detector.rpn.conv.weight"])
 
+    half = folder / "trial-2" / "checkpoints" / ".step-00000002.safetensors.99.tmp"
+    half.parent.mkdir(parents=True)
+    half.write_text("of a process that was killed")
     status, out, _ = run_command(capfd, *command[:-2], "--device", "cpu", "--trials", "3")
     assert status == 0
+    assert not half.exists()
     assert "trial-0 is finished" in out
     assert "trial-1 is finished" in out
     assert (folder / "trial-2" / "result.json").exists()

@@ -86,6 +86,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         _dispatch(arguments)
+    except SystemExit as end:  # a rank whose message rank 0 prints
+        processes.leave(end.code)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output has closed it, as `head` does
@@ -99,7 +101,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
             complain_at_length(traceback.format_exc())
             ending = Ending("this is a bug in hardmix; please report it with the lines above.", 1)
         complain(ending.message)
-        sys.exit(ending.status)
+        processes.leave(ending.status)
     sys.exit(0)
 
 

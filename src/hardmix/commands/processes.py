@@ -1,7 +1,10 @@
-"""How this process was launched; looked up once, when a command starts."""
+"""How this process was launched; looked up once, when a command starts. And how it ends."""
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from hardmix.runtime.launch import Launch, launched
 
@@ -29,3 +32,13 @@ def all_processes(device: str = "auto", timeout: float = 300.0) -> Iterator[None
     speak_as(0 if _launch is None else _launch.rank)
     with joined(_launch, device, timeout):
         yield
+
+
+def leave(status: str | int | None) -> NoReturn:
+    """Exit; at once if the connection to the other processes is broken."""
+    rendezvous = sys.modules.get("hardmix.runtime.rendezvous")
+    if rendezvous is not None and rendezvous.is_broken() and isinstance(status, int):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)

@@ -13,8 +13,6 @@ import itertools
 import os
 import re
 import tarfile
-import zipfile
-import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -36,6 +34,8 @@ from hardmix.runtime.console import progress, warn
 from hardmix.settings.config import DataConfig
 
 FORMAT = 1
+CHECKSUM = 32
+"""Bytes of sha256, before the arrays of an index."""
 MOST_OPEN = 64
 """Archives that a process keeps open."""
 _PLACE = re.compile(r"@(\d+):(\d+)\+(\d+)$")
@@ -119,7 +119,7 @@ def index_file(shards: tuple[Shard, ...]) -> Path:
     """Return the place of the index of archives with these names."""
     names = "\0".join(shard.path for shard in shards)
     digest = hashlib.sha256(os.fsencode(names)).hexdigest()
-    return cache_folder() / f"shards-{digest[:16]}.npz"
+    return cache_folder() / f"shards-{digest[:16]}.index"
 
 
 def _digest(shards: tuple[Shard, ...]) -> str:
@@ -129,13 +129,17 @@ def _digest(shards: tuple[Shard, ...]) -> str:
 def read_index(shards: tuple[Shard, ...]) -> Members | None:
     """Return the index of these very archives; None if there is none, or it is damaged."""
     try:
-        with np.load(index_file(shards)) as found:
-            if str(found["digest"]) != _digest(shards):
-                return None
-            names = FileNames.of_arrays(found["text"], found["ends"])
-            return Members(names, found["labels"])
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+        data = index_file(shards).read_bytes()
+    except OSError:
         return None
+    checksum, content = data[:CHECKSUM], data[CHECKSUM:]
+    if hashlib.sha256(content).digest() != checksum:
+        return None
+    with np.load(io.BytesIO(content)) as found:
+        if str(found["digest"]) != _digest(shards):
+            return None
+        names = FileNames.of_arrays(found["text"], found["ends"])
+        return Members(names, found["labels"])
 
 
 def make_index(shards: tuple[Shard, ...]) -> Members:
@@ -170,7 +174,8 @@ def _keep(made: Members, shards: tuple[Shard, ...]) -> Members:
     arrays: dict[str, Any] = {"text": made.names.text, "ends": made.names.ends}
     np.savez(content, digest=_digest(shards), labels=made.labels, **arrays)
     try:
-        write_atomically(index_file(shards), content.getvalue())
+        data = content.getvalue()
+        write_atomically(index_file(shards), hashlib.sha256(data).digest() + data)
     except OSError as error:
         warn(f"the index of the shards is not kept ({error.strerror}): it is made again next time.")
     return made
@@ -247,8 +252,8 @@ def _bytes(shard: Shard, offset: int, size: int) -> bytes:
         _open[shard.path] = file
         if len(_open) > MOST_OPEN:
             os.close(_open.pop(next(iter(_open))))
-        state = os.fstat(file)
         data = os.pread(file, size, offset)
+        state = os.fstat(file)  # afterwards: a change before or while it was read shows here
     except OSError as error:
         raise UnreadableImage(f"{printable(shard.path)}: {error.strerror}") from error
     if (state.st_size, state.st_mtime_ns) != shard[1:] or len(data) < size:

@@ -20,8 +20,6 @@ class Launch(NamedTuple):
     host: str
     port: int
     """Port of rank 0's store, or torchrun's, on `host`."""
-    restart: int = 0
-    """How often torchrun has started them again: each time they meet under another name."""
     agent_store: bool = False
     """Whether torchrun keeps the meeting point; else rank 0 does."""
 
@@ -58,7 +56,6 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
         local,
         environment.get("MASTER_ADDR", first_host(nodes)),
         _number(environment, "MASTER_PORT", port),
-        _number(environment, "TORCHELASTIC_RESTART_COUNT", 0),
         agent,
     )
 

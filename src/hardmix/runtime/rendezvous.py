@@ -5,12 +5,14 @@ fail. The store is kept by torchrun, or by rank 0.
 """
 
 import ctypes
+import hashlib
 import os
 import signal
 import socket
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -29,6 +31,8 @@ TIMEOUT = 300.0
 LAST_WORDS = 3.0
 """Seconds that the remaining processes wait for each other to report."""
 BROKEN_CONNECTION = ("gloo", "Connection closed", "Connection reset", "Timed out", "NCCL")
+NEVER_CONNECTED = "connectFullMesh"
+"""In gloo's error where two processes found no way to each other."""
 PR_SET_PDEATHSIG = 1
 Result = TypeVar("Result")
 
@@ -83,6 +87,15 @@ class Meeting(NamedTuple):
 
 
 _here: Meeting | None = None
+_broken = False
+
+
+def is_broken() -> bool:
+    """Return whether a connection was lost, so that threads may still wait for an answer.
+
+    Python aborts (status 134) if one of them wakes up while it shuts down: use `os._exit`.
+    """
+    return _broken
 
 
 @contextmanager
@@ -159,10 +172,7 @@ def _meet(launch: Launch, timeout: float) -> Any:
             timeout=timedelta(seconds=timeout),
             wait_for_workers=False,
         )
-        # A restart by torchrun must not read what the ranks before it have left.
-        store = PrefixStore(f"hardmix-{launch.restart}", meeting_point)
-        store.set(f"here-{launch.rank}", f"{socket.gethostname()} {own_address()}")
-        return store, _missing(store, ["here"], list(range(launch.world_size)), timeout)
+        return _assemble(meeting_point, launch, timeout)
 
     nobody: tuple[Any, list[int]] = None, []
     try:
@@ -184,8 +194,39 @@ def _meet(launch: Launch, timeout: float) -> Any:
     return store
 
 
+def _assemble(meeting_point: Any, launch: Launch, timeout: float) -> tuple[Any, list[int]]:
+    """Return the store of these very processes, and the ranks that have not come.
+
+    Processes that torchrun starts again must not read what those before them have left, and its
+    count of restarts differs between hosts: only failures count, and one host may see a failure
+    where the other sees that a host has left. So every process brings a word of its own, and they
+    meet under a name made of all words; a name with the word of one that is gone stays incomplete.
+    """
+    everyone = list(range(launch.world_size))
+    words = [f"hardmix-start-{each}" for each in everyone]
+    meeting_point.set(words[launch.rank], uuid.uuid4().hex)
+    end, pause = time.monotonic() + timeout, 0.02
+    while True:
+        here, said = meeting_point, words
+        if meeting_point.check(words):
+            name = hashlib.sha256(b"".join(meeting_point.multi_get(words))).hexdigest()
+            here, said = PrefixStore(f"hardmix-{name}", meeting_point), _here_of(everyone)
+            here.set(said[launch.rank], f"{socket.gethostname()} {own_address()}")
+            if here.check(said):
+                return here, []
+        if time.monotonic() > end:
+            return here, [each for each in everyone if not here.check([said[each]])]
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.5)
+
+
+def _here_of(ranks: list[int]) -> list[str]:
+    return [f"here-{each}" for each in ranks]
+
+
 def _within(seconds: float, function: Callable[[], Result], otherwise: Result) -> Result:
     """Return a function's result, or `otherwise` after so many seconds: stores may block."""
+    global _broken
     results: list[Result] = []
     errors: list[Exception] = []
 
@@ -200,6 +241,8 @@ def _within(seconds: float, function: Callable[[], Result], otherwise: Result) -
     thread.join(seconds)
     if errors:
         raise errors[0]
+    if not results:
+        _broken = True
     return results[0] if results else otherwise
 
 
@@ -248,6 +291,8 @@ def _leave_word(store: Any, launch: Launch, text: str, status: int) -> None:
 
 def _lost(store: Any, launch: Launch, timeout: float, error: RuntimeError) -> BaseException:
     """Return the error to raise: which rank was lost, and why if it reported a reason."""
+    global _broken
+    _broken = True
     others = [each for each in range(launch.world_size) if each != launch.rank]
 
     def ask() -> tuple[list[int], dict[int, str], dict[int, str]]:
@@ -282,7 +327,8 @@ def _lost(store: Any, launch: Launch, timeout: float, error: RuntimeError) -> Ba
         return LostProcessError(_unknown_loss(first_line) + interface_hint(launch))
     if failed:
         return FailedProcessError(f"{'; '.join(words)}.")
-    return LostProcessError(f"{'; '.join(words)}. Resume the run to continue.")
+    hint = interface_hint(launch) if NEVER_CONNECTED in str(error) else ""
+    return LostProcessError(f"{'; '.join(words)}. Resume the run to continue.{hint}")
 
 
 def _host(store: Any, rank: int) -> str:

@@ -38,7 +38,7 @@ from hardmix.evaluation.features import load_encoder
 from hardmix.models.backbones import build_backbone
 from hardmix.runs.folder import Run
 from hardmix.runs.weight_files import read_weights
-from hardmix.runtime.atomic_files import write_atomically
+from hardmix.runtime.atomic_files import locked_folder, remove_leftovers, write_atomically
 from hardmix.runtime.console import progress, say, table, warn
 from hardmix.runtime.device import choose_compute
 from hardmix.runtime.distributed import broadcast_text, is_main, meet
@@ -72,10 +72,11 @@ def evaluate(
     folder = out or run.path / "detection" / name.removeprefix("detection-")
     claim(folder, config, root, weights)
     trials = []
-    for number in range(config.trials):
-        seed = config.seed + number
-        trunk = starting_trunk(path, config, weights, seed)
-        trials.append(run_trial(folder / f"trial-{number}", seed, trunk, config, splits))
+    with locked_folder(folder):
+        for number in range(config.trials):
+            seed = config.seed + number
+            trunk = starting_trunk(path, config, weights, seed)
+            trials.append(run_trial(folder / f"trial-{number}", seed, trunk, config, splits))
     result = {
         "metrics": summary([trial["scores"] for trial in trials]),
         "trials": trials,
@@ -204,6 +205,7 @@ def run_trial(
         return finished
     if is_main():
         folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder / "checkpoints")
     started = time.monotonic()
     compute = choose_compute(config.device, config.precision)
     device = compute.device
