@@ -262,6 +262,7 @@ def measure_knn(training: Training, epoch: int) -> bool:
         "compute": training.compute._replace(bf16=False, fp16=False),  # as `hardmix knn` does
         "title": "k-NN features",
         "between": partial(pause, training),
+        "gathered": False,
     }
     asked = bank = extract(trunk, images.bank, config.data, **options)
     if images.test is not None:
@@ -272,8 +273,11 @@ def measure_knn(training: Training, epoch: int) -> bool:
         asked.features,
         asked.labels,
         leave_one_out=asked is bank,
+        device=training.compute.device,
+        shared=True,
+        between=partial(pause, training),
     )
-    top1 = float(broadcast(torch.tensor(accuracy.top1, dtype=torch.float64)))
+    top1 = accuracy.top1
     log(training, {"step": training.step, "epoch": epoch, "knn": top1})
     say(f"epoch {epoch + 1}: k-NN accuracy {top1:.3f}")
     better = training.best is None or top1 > training.best["knn"]
