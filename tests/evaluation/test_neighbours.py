@@ -7,13 +7,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from test_run_evaluations import make_run
 
 from hardmix.evaluation import knn, neighbours
 from hardmix.evaluation.knn import knn_accuracy
 from hardmix.settings.config import DataConfig
 from hardmix.settings.evaluation_options import KnnOptions
 from ranks import in_two_processes
-from test_run_evaluations import make_run
 
 CPU = torch.device("cpu")
 SHAPES = DataConfig(name="shapes", num_images=241, image_size=32, workers=0)
@@ -72,8 +72,8 @@ class TestDivided:
         whole = found(bank, queries, k)
         torch.testing.assert_close(whole[0], naive(bank, queries, k, False)[0])
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(neighbours, "QUERIES", 64 * tiles)
-            patched.setattr(neighbours, "CHUNK", 64)
+            patched.setattr(neighbours, "QUERIES", 96 * tiles)
+            patched.setattr(neighbours, "CHUNK", 96)
             patched.setattr(neighbours, "ROWS", block)
             divided = found(bank, queries, k)
         assert torch.equal(divided[0], whole[0])
@@ -145,6 +145,6 @@ def test_the_bank_is_never_copied_whole(monkeypatch):
 
     monkeypatch.setattr(neighbours, "_unit", seen)
     monkeypatch.setattr(neighbours, "ROWS", 32)
-    monkeypatch.setattr(neighbours, "QUERIES", 64)
+    monkeypatch.setattr(neighbours, "QUERIES", 96)
     found(torch.randn(300, 4), torch.randn(100, 4), 3)
-    assert max(largest) == 64
+    assert max(largest) == 96

@@ -3,7 +3,7 @@
 A neighbour is a single whole number: its similarity in the upper half, its place in the bank in the
 lower one. The k highest are then the same however bank and queries are divided, and of equally
 similar rows the first win. The similarities have the same bits, too: in a matrix product of few
-terms, whose sides are multiples of 64, every element is computed alike (by MKL, as tested).
+terms, whose sides are multiples of 96, every element is computed alike (by MKL, as tested).
 
 With many processes each holds its rows of the bank and its queries. In every round the next queries
 of all are gathered, each process looks for neighbours among its own rows, and the process that
@@ -32,11 +32,11 @@ QUERIES = 4096
 """Queries of all processes in one round."""
 ROWS = 4096
 """Rows of the bank on the device at a time."""
-CHUNK = 512
+CHUNK = 480
 """Queries compared with these rows at a time."""
 TERMS = 256
 """Terms of a matrix product."""
-TILE = 64
+TILE = 96
 """Its sides are multiples of this."""
 
 LAST = 2**32 - 1
