@@ -52,6 +52,7 @@ from hardmix.training.state import (
     Training,
     check_ranks_agree,
     pause,
+    report_checkpoint,
     save_checkpoint,
     settle,
 )
@@ -123,7 +124,10 @@ def status_recorded(training: Training) -> Iterator[None]:
     """Record in status.json how the run ended, unless it is killed by SIGKILL."""
     try:
         with losses_named():
-            yield
+            try:
+                yield
+            finally:
+                report_checkpoint(training)
     except UnfinishedError as error:
         failed = isinstance(error, InputError)  # another process has, with an error of its own
         state = "failed" if failed else "stopped"
@@ -186,6 +190,7 @@ def train(training: Training) -> None:
             training.epoch, training.position = epoch + 1, 0
             if better or (epoch + 1) % config.train.save_every == 0 or epoch + 1 == epochs:
                 save_checkpoint(training)
+    report_checkpoint(training)
 
 
 def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
@@ -255,6 +260,7 @@ def measure_knn(training: Training, epoch: int) -> bool:
     config, images = training.config, training.knn_images
     if images is None:
         return False
+    report_checkpoint(training)  # its thread has ended before workers are forked
     trunk = training.method.trunk
     for buffer in trunk.buffers():  # rank 0's statistics are those that are saved
         broadcast(buffer)
