@@ -11,7 +11,6 @@ import math
 import shlex
 import time
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -147,8 +146,8 @@ def save_checkpoint(training: Training) -> None:
     if losses is not None:
         tensors["losses"] = losses
     report_checkpoint(training)
-    write = partial(training.run.save_checkpoint, training.step, facts=_facts(training))
-    training.writer.start(training.step, tensors, write)
+    run, step, facts = training.run, training.step, _facts(training)
+    training.writer.start(step, tensors, lambda copies: run.save_checkpoint(step, copies, facts))
 
 
 def report_checkpoint(training: Training, *, wait: bool = True) -> None:
