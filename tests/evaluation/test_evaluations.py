@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hardmix.errors import InputError
-from hardmix.evaluation import knn
+from hardmix.evaluation import neighbours
 from hardmix.evaluation.accuracy import accuracy_of, mean_and_deviation
 from hardmix.evaluation.knn import knn_accuracy
 from hardmix.evaluation.probe import new_classifier, probe_accuracy
@@ -28,7 +28,9 @@ def slow_vote(train, train_labels, query, k, temperature) -> int:
 
 @pytest.mark.parametrize("k", [1, 7, 500])
 def test_knn_is_the_slow_vote(k, monkeypatch):
-    monkeypatch.setattr(knn, "CHUNK", 7)
+    monkeypatch.setattr(neighbours, "TILE", 16)
+    monkeypatch.setattr(neighbours, "QUERIES", 16)
+    monkeypatch.setattr(neighbours, "ROWS", 25)
     train, test = torch.randn(60, 8), torch.randn(40, 8)
     train_labels, test_labels = torch.randint(6, (60,)), torch.randint(6, (40,))
     votes = [slow_vote(train, train_labels, image, k, 0.5) for image in test]

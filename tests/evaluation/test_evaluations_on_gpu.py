@@ -11,7 +11,7 @@ from torchvision.models.resnet import Bottleneck
 from gpu_events import FP32, gpu
 from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import ViewLoader
-from hardmix.evaluation import finetune, knn, probe
+from hardmix.evaluation import finetune, knn, neighbours, probe
 from hardmix.evaluation.classifier_training import ClassifierTraining, train_epoch
 from hardmix.evaluation.detection.c4 import C4Detector
 from hardmix.evaluation.detection.detector_training import (
@@ -69,7 +69,9 @@ def test_a_linear_classifier_is_trained_without_waiting():
 
 @pytest.mark.parametrize("leave_one_out", [False, True])
 def test_nearest_neighbours_vote_without_waiting(leave_one_out, monkeypatch):
-    monkeypatch.setattr(knn, "CHUNK", 16)  # in four parts
+    monkeypatch.setattr(neighbours, "TILE", 16)
+    monkeypatch.setattr(neighbours, "QUERIES", 16)  # in four parts
+    monkeypatch.setattr(neighbours, "ROWS", 25)
     features, labels = torch.randn(60, 8), torch.arange(60) % 5
     expected = knn.knn_accuracy(
         features, labels, features, labels, k=9, leave_one_out=leave_one_out

@@ -14,6 +14,7 @@ from hardmix.errors import OutputError, UnfinishedError
 from hardmix.runs import folder as run_folder
 from hardmix.runs.folder import Run
 from hardmix.training.pretrain import pretrain
+from hardmix.training.state import report_checkpoint
 from ranks import lines_of, start, state_of, tiny, wait
 
 
@@ -46,7 +47,8 @@ def at_step(monkeypatch, number, event):
 
 
 def fill(disk, *kinds):
-    def event(_):
+    def event(training):
+        report_checkpoint(training)  # what was saved before is there
         disk.full = kinds
 
     return event
@@ -120,6 +122,7 @@ def test_a_signal_right_after_a_checkpoint_needs_no_other(tmp_path, monkeypatch)
 
     def save_then_stop(training):
         save(training)
+        report_checkpoint(training)
         disk.full = (".json",)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -176,6 +179,7 @@ def test_a_folder_that_is_moved_away_is_noticed_and_nothing_is_written_elsewhere
     step, replaced, tmp_path, monkeypatch
 ):
     def move(training):
+        report_checkpoint(training)
         shutil.move(tmp_path / "run", tmp_path / "new place")
         if replaced:
             (tmp_path / "run").mkdir()

@@ -47,14 +47,19 @@ class EvaluatedRun(NamedTuple):
     started: float
     """Time of the start, by `time.monotonic`."""
 
-    def features(self, trunk: nn.Module, images: ImageSet, title: str) -> Features:
-        """Return the frozen features of the images' evaluation crops."""
-        return extract(trunk, images, self.data, compute=self.compute, title=title)
+    def features(
+        self, trunk: nn.Module, images: ImageSet, title: str, *, gathered: bool = True
+    ) -> Features:
+        """Return the frozen features of the images' evaluation crops (see `extract`)."""
+        compute, data = self.compute, self.data
+        return extract(trunk, images, data, compute=compute, title=title, gathered=gathered)
 
-    def split_features(self, trunk: nn.Module) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def split_features(
+        self, trunk: nn.Module, *, gathered: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return features and labels of the training images, then of the test images."""
-        train = self.features(trunk, self.train, "training features")
-        test = self.features(trunk, self.test, "test features")
+        train = self.features(trunk, self.train, "training features", gathered=gathered)
+        test = self.features(trunk, self.test, "test features", gathered=gathered)
         return train.features, train.labels, test.features, test.labels
 
     def conclude(

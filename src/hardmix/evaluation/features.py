@@ -166,20 +166,21 @@ def extract(
     batch_size: int = 256,
     title: str = "features",
     between: Callable[[], None] = lambda: None,
+    gathered: bool = True,
 ) -> Features:
     """Return the trunk's features (without the head: Sec. 4.3), computed in evaluation mode.
 
     `data` gives the size of the crops, the workers, and how many images may be unreadable.
     `compute` is where to compute; None means the trunk's own device, in float32. With several
-    processes, each takes consecutive images, and all get the features of every image once.
-    `between` is called before each batch, equally often on every process. The trunk's mode is
-    restored.
+    processes, each takes consecutive images, and all get the features of every image once; unless
+    `gathered`, each keeps those of its own images. `between` is called before each batch, equally
+    often on every process. The trunk's mode is restored.
     """
     compute = compute or where_it_is(trunk)
     training = trunk.training
     trunk.eval()
     first, share, rounds = _share_of(images, batch_size)
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    rows = _Rows(len(share))
     late: tuple[Late, Tensor, Tensor] | None = None
     batches = evaluation_batches(
         share, data.image_size, batch_size, compute.device, data.workers, data.max_unreadable
@@ -191,25 +192,42 @@ def extract(
                 for pictures, labels, ids in islice(batches, 1):  # none if all are unreadable
                     with compute.autocast():
                         features = trunk(pictures.to(memory_format=torch.channels_last))
-                    parts += _arrived(late)  # of the previous batch: the device stays busy
+                    rows.add(late)  # of the previous batch: the device stays busy
                     late = Late(features.float()), labels, ids + first
-                    meter.advance(sum(len(part[1]) for part in parts) + len(labels))
-        parts += _arrived(late)
+                    meter.advance(rows.filled + len(labels))
+        rows.add(late)
     finally:
         batches.close()
         trunk.train(training)
-    width = agree_on_max(parts[0][0].shape[1] if parts else 0)
-    number = torch.empty(0, dtype=torch.int64)
-    nothing = (torch.empty(0, width), number, number)
-    columns = (torch.cat(column) for column in zip(*(parts or [nothing]), strict=True))
-    return Features(*(gather_uneven(column) for column in columns))
+    columns = rows.columns()
+    return Features(*(gather_uneven(column) for column in columns) if gathered else columns)
 
 
-def _arrived(
-    late: tuple[Late, Tensor, Tensor] | None,
-) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return features copied out of pinned memory, which is scarce."""
-    return [] if late is None else [(late[0].read().clone(), *late[1:])]
+class _Rows:
+    """Features, labels and ids in the order they arrive, in memory that is taken once."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.filled = number, 0
+        self._columns: list[Tensor] = []
+
+    def add(self, late: tuple[Late, Tensor, Tensor] | None) -> None:
+        """Copy a batch out of pinned memory, which is scarce."""
+        if late is None:
+            return
+        batch = late[0].read(), *late[1:]
+        self._columns = self._columns or [
+            each.new_empty(self.number, *each.shape[1:]) for each in batch
+        ]
+        for column, each in zip(self._columns, batch, strict=True):
+            column[self.filled : self.filled + len(each)] = each
+        self.filled += len(batch[1])
+
+    def columns(self) -> list[Tensor]:
+        """Return what was added; the features are as wide as on the other processes."""
+        width = agree_on_max(self._columns[0].shape[1] if self._columns else 0)
+        number = torch.empty(0, dtype=torch.int64)
+        columns = self._columns or [torch.empty(0, width), number, number]
+        return [column[: self.filled] for column in columns]
 
 
 def where_it_is(trunk: nn.Module) -> Compute:

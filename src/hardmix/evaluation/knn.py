@@ -4,22 +4,22 @@ Instance discrimination's classifier (Wu et al. 2018): each of the k most simila
 votes for its class with exp(similarity / temperature).
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from hardmix.errors import InputError
-from hardmix.evaluation.accuracy import Accuracy, accuracy_of, count_classes
+from hardmix.evaluation.accuracy import Accuracy, accuracy_from, count_classes, count_right
 from hardmix.evaluation.evaluated_run import baseline_trunk, open_evaluated_run
+from hardmix.evaluation.neighbours import Neighbours, neighbours
+from hardmix.runtime.device import send
+from hardmix.runtime.distributed import add_up, gather_uneven
 from hardmix.settings.config import DataConfig
 from hardmix.settings.evaluation_options import KnnOptions
-
-CHUNK = 1024
-"""Test images compared with all training images at once."""
 
 
 def measure(path: Path, options: KnnOptions, data: DataConfig | None = None) -> dict[str, Any]:
@@ -29,7 +29,13 @@ def measure(path: Path, options: KnnOptions, data: DataConfig | None = None) -> 
     trunks |= {name: baseline_trunk(evaluated, name) for name in options.baseline}
     k, temperature = options.k, options.temperature
     found = {
-        name: knn_accuracy(*evaluated.split_features(trunk), k=k, temperature=temperature)
+        name: knn_accuracy(
+            *evaluated.split_features(trunk, gathered=False),
+            k=k,
+            temperature=temperature,
+            device=evaluated.compute.device,
+            shared=True,
+        )
         for name, trunk in trunks.items()
     }
     result = {
@@ -53,21 +59,34 @@ def knn_accuracy(
     k: int = 200,
     temperature: float = 0.07,
     leave_one_out: bool = False,
+    device: torch.device | None = None,
+    shared: bool = False,
+    between: Callable[[], None] = lambda: None,
 ) -> Accuracy:
     """Return the accuracy of the exact k-NN vote.
 
-    With `leave_one_out`, the test images are the training images and none votes for itself.
+    With `leave_one_out`, the test images are the training images and none votes for itself. It is
+    computed on `device`; None means that of the training features. With `shared`, every process
+    passes its own part of all four, and gets the accuracy of the whole. `between` is called before
+    each part of the test images, equally often on every process.
     """
-    votes = knn_votes(
+    many = gather_uneven if shared else _alone
+    everyone = many(train_labels), many(test_labels)
+    classes, device = count_classes(*everyone, "k-NN"), device or train_features.device
+    labels = send(everyone[0], device)
+    right = torch.zeros(2, dtype=torch.int64, device=device)
+    for found in neighbours(
         train_features,
-        train_labels,
         test_features,
-        test_labels,
-        k=k,
-        temperature=temperature,
+        _checked(k),
+        device=device,
         leave_one_out=leave_one_out,
-    )
-    return accuracy_of(votes, test_labels)
+        shared=shared,
+        between=between,
+    ):
+        votes = _votes(found, labels, classes, temperature)
+        right += count_right(votes, send(test_labels[found.queries], device))
+    return accuracy_from(add_up(right) if shared else right, len(everyone[1]))
 
 
 def knn_votes(
@@ -81,19 +100,29 @@ def knn_votes(
     leave_one_out: bool = False,
 ) -> Float[Tensor, "test classes"]:
     """Return the votes for each class, of which `knn_accuracy` takes the highest."""
-    classes = count_classes(train_labels, test_labels, "k-NN")
+    classes, device = count_classes(train_labels, test_labels, "k-NN"), train_features.device
+    parts = neighbours(
+        train_features, test_features, _checked(k), device=device, leave_one_out=leave_one_out
+    )
+    votes = torch.zeros(len(test_labels), classes, device=device)
+    for found in parts:
+        votes[found.queries] = _votes(found, train_labels, classes, temperature)
+    return votes
+
+
+def _votes(
+    found: Neighbours, labels: Int[Tensor, " train"], classes: int, temperature: float
+) -> Float[Tensor, "queries classes"]:
+    weights = ((found.similarity - 1) / temperature).exp()
+    votes = torch.zeros(len(weights), classes, device=weights.device)
+    return votes.scatter_add_(1, labels[found.places], weights)
+
+
+def _checked(k: int) -> int:
     if k < 1:
         raise InputError(f"k={k} must be at least 1: the number of neighbours that vote.")
-    k = min(k, len(train_labels) - leave_one_out)
-    train = normalize(train_features.float(), dim=1)
-    votes = torch.zeros(len(test_labels), classes, device=train.device)
-    for start in range(0, len(test_labels), CHUNK):
-        test = normalize(test_features[start : start + CHUNK].float(), dim=1)
-        similarity = test @ train.T
-        if leave_one_out:
-            own = torch.arange(len(test), device=test.device)
-            similarity[own, own + start] = -torch.inf
-        near = similarity.topk(k, dim=1)
-        weights = ((near.values - 1) / temperature).exp()
-        votes[start : start + CHUNK].scatter_add_(1, train_labels[near.indices], weights)
-    return votes
+    return k
+
+
+def _alone(labels: Tensor) -> Tensor:
+    return labels

@@ -52,6 +52,7 @@ from hardmix.training.state import (
     Training,
     check_ranks_agree,
     pause,
+    report_checkpoint,
     save_checkpoint,
     settle,
 )
@@ -123,7 +124,10 @@ def status_recorded(training: Training) -> Iterator[None]:
     """Record in status.json how the run ended, unless it is killed by SIGKILL."""
     try:
         with losses_named():
-            yield
+            try:
+                yield
+            finally:
+                report_checkpoint(training)
     except UnfinishedError as error:
         failed = isinstance(error, InputError)  # another process has, with an error of its own
         state = "failed" if failed else "stopped"
@@ -187,6 +191,7 @@ def train(training: Training) -> None:
             training.epoch, training.position = epoch + 1, 0
             if better or (epoch + 1) % config.train.save_every == 0 or epoch + 1 == epochs:
                 save_checkpoint(training)
+    report_checkpoint(training)
 
 
 def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
@@ -256,6 +261,7 @@ def measure_knn(training: Training, epoch: int) -> bool:
     config, images = training.config, training.knn_images
     if images is None:
         return False
+    report_checkpoint(training)  # its thread has ended before workers are forked
     trunk = training.method.trunk
     for buffer in trunk.buffers():  # rank 0's statistics are those that are saved
         broadcast(buffer)
@@ -263,6 +269,7 @@ def measure_knn(training: Training, epoch: int) -> bool:
         "compute": training.compute._replace(bf16=False, fp16=False),  # as `hardmix knn` does
         "title": "k-NN features",
         "between": partial(pause, training),
+        "gathered": False,
     }
     asked = bank = extract(trunk, images.bank, config.data, **options)
     if images.test is not None:
@@ -273,8 +280,11 @@ def measure_knn(training: Training, epoch: int) -> bool:
         asked.features,
         asked.labels,
         leave_one_out=asked is bank,
+        device=training.compute.device,
+        shared=True,
+        between=partial(pause, training),
     )
-    top1 = float(broadcast(torch.tensor(accuracy.top1, dtype=torch.float64)))
+    top1 = accuracy.top1
     log(training, {"step": training.step, "epoch": epoch, "knn": top1})
     say(f"epoch {epoch + 1}: k-NN accuracy {top1:.3f}")
     better = training.best is None or top1 > training.best["knn"]

@@ -34,6 +34,7 @@ from hardmix.runtime.distributed import (
 )
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import PretrainConfig
+from hardmix.training.checkpoint_writer import CheckpointWriter
 from hardmix.training.knn_images import KnnImages
 from hardmix.training.learning import LearningWatch
 from hardmix.training.loss_scaler import LossScaler
@@ -102,18 +103,21 @@ class Training:
     saved_at: float = field(default_factory=time.monotonic)
     saved: Saved = field(default_factory=Saved)
     """What has been written to disk."""
+    writer: CheckpointWriter = field(default_factory=CheckpointWriter)
 
 
 def pause(training: Training) -> None:
     """Save or stop between two steps, if the clock or a signal on any rank asks for it."""
     minutes = training.config.train.save_minutes
     due = bool(minutes) and time.monotonic() - training.saved_at > 60 * minutes and is_main()
+    report_checkpoint(training, wait=False)
     gone = GONE if not training.run.is_in_place() else 0
     wanted = agree_on_max(gone or (STOP if training.stop else SAVE if due else 0))
     end_if_gone(wanted, training.run, training.step)
     if wanted:
         save_checkpoint(training)
     if wanted == STOP:
+        report_checkpoint(training)
         reason = training.stop.name or "a signal to another rank"
         lost = broadcast_text(training.saved.lost_stop(training.run, training.step))
         if lost:
@@ -125,7 +129,10 @@ def pause(training: Training) -> None:
 
 
 def save_checkpoint(training: Training) -> None:
-    """Save everything a resumed run needs. A full disk costs this checkpoint, not the run."""
+    """Save everything a resumed run needs: it is copied here, and written while training continues.
+
+    A full disk costs this checkpoint, not the run.
+    """
     settle(training)
     losses = gather(torch.stack(training.losses)[None]) if training.losses else None
     training.saved_at = time.monotonic()
@@ -138,16 +145,27 @@ def save_checkpoint(training: Training) -> None:
         tensors |= {f"scaler.{k}": v for k, v in training.scaler.tensors().items()}
     if losses is not None:
         tensors["losses"] = losses
-    try:
-        started = time.monotonic()
-        size = training.run.save_checkpoint(training.step, tensors, _facts(training))
-    except OSError as error:
-        training.saved.note_failure(training.step, error)
+    report_checkpoint(training)
+    run, step, facts = training.run, training.step, _facts(training)
+    training.writer.start(step, tensors, lambda copies: run.save_checkpoint(step, copies, facts))
+
+
+def report_checkpoint(training: Training, *, wait: bool = True) -> None:
+    """Report whether the last checkpoint could be written; unless `wait`, only if it is known."""
+    written = training.writer.collect(wait=wait)
+    if written is None:
         return
+    if isinstance(written.error, OSError):
+        training.saved.note_failure(written.step, written.error)
+        return
+    if written.error is not None:
+        raise written.error
     if training.saved.step is None:
-        seconds = time.monotonic() - started
-        say(f"A checkpoint takes {size / 1e6:.1f} MB and {seconds:.1f} s to write.")
-    training.saved.note(training.step)
+        size = f"{written.size / 1e6:.1f} MB"
+        say(
+            f"A checkpoint takes {size} and {written.seconds:.1f} s to write, while steps continue."
+        )
+    training.saved.note(written.step)
 
 
 def _facts(training: Training) -> dict[str, Any]:
