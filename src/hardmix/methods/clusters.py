@@ -20,7 +20,7 @@ from hardmix.errors import InputError
 from hardmix.evaluation.features import Features, extract
 from hardmix.methods.base import Materials
 from hardmix.runtime.console import warn
-from hardmix.runtime.distributed import while_main_works
+from hardmix.runtime.distributed import broadcast, while_main_works
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.named_choices import KMeans
 
@@ -117,7 +117,13 @@ def _by_faiss(features: Tensor, number: int, seed: int) -> Means:
 
 
 def embed_images(encoder: nn.Module, config: PretrainConfig, materials: Materials) -> Features:
-    """Return every image's embedding, of its centre, in float32: what k-means clusters."""
+    """Return every image's embedding, of its centre, in float32: what k-means clusters.
+
+    On all processes with the batch norm statistics of rank 0, which a checkpoint has too: a resumed
+    run then finds the same clusters.
+    """
+    for buffer in encoder.buffers():
+        broadcast(buffer)
     compute = materials.compute._replace(bf16=False, fp16=False)
     assert materials.images is not None
     title = "features for clusters"

@@ -138,8 +138,8 @@ def contrast(
             or chosen is not infonce
         ):
             beta = chosen.beta if isinstance(chosen, Weighted) else 0.0
-            known = through_query, every_point, beta, overwrite and looks_once(chosen)
-            terms = Terms(real, exclude, log_weights, plan, None, *known)
+            how = through_query, every_point, beta, overwrite and looks_once(chosen)
+            terms = Terms(real, exclude, log_weights, plan, None, *how)
             also = chosen.also_at if isinstance(chosen, DualTemperature) else None
             given = vectors, temperature, terms, positives, num_pairs, also
             masses, positive, synthetic = masses_of(*given)

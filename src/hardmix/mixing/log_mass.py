@@ -59,8 +59,9 @@ class Weighing(NamedTuple):
 
     def rows(self, rows: slice) -> "Weighing":
         """Return those of some queries."""
-        masks = [None if each is None else rows_of(each, rows) for each in self[:2]]
-        return Weighing(*masks, *self[2:])
+        masks = self.exclude, self.log_weights
+        exclude, log_weights = (None if each is None else rows_of(each, rows) for each in masks)
+        return self._replace(exclude=exclude, log_weights=log_weights)
 
 
 class LogMass(torch.autograd.Function):
@@ -209,10 +210,9 @@ def _sums(
     exclude, log_weights, slope, _, overwrite = weighing
     extra = of_points / temperature
     extra = extra if log_weight is None else extra + log_weight
+    offset: Tensor | float = 0.0
     if log_weights is not None and log_weights.shape[1] == 1:  # of all alike: taken from the points
         extra, offset, log_weights = extra - log_weights, log_weights, None
-    else:
-        offset = 0.0
     above = extra.amax(dim=1, keepdim=True) if extra.shape[1] else None
     factor = 1 / temperature + slope
     given = exclude, log_weights, above

@@ -69,8 +69,10 @@ def exponentials(
     sums, highest = values.new_empty(len(values), 1), values.new_empty(len(values), 1)
     for rows in chunks:
         terms = space[rows] if keep_terms else space[: rows.stop - rows.start]
-        given = [None if each is None else each[rows] for each in (exclude, added, at_least)]
-        highest[rows] = _exponentials(values[rows], number, *given, terms)
+        hidden, more, floor = (
+            None if each is None else each[rows] for each in (exclude, added, at_least)
+        )
+        highest[rows] = _exponentials(values[rows], number, hidden, more, floor, terms)
         torch.sum(terms, dim=1, keepdim=True, out=sums[rows])
     return Exponentials(space if keep_terms else values[:, :0], sums, highest)
 

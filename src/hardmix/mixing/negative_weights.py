@@ -164,7 +164,7 @@ def _ring_of_all(similarity: Tensor, within: int, dropped: int) -> Tensor:
     logs = torch.full_like(similarity, -torch.inf)
     if within == 0:
         return logs
-    for rows in row_chunks(*similarity.shape, elements=CACHE_ELEMENTS):
+    for rows in row_chunks(len(similarity), similarity.shape[1], elements=CACHE_ELEMENTS):
         values = similarity[rows].numpy()
         highest = np.partition(values, -within, axis=1)[:, -within:]
         low = highest[:, :1].copy()
