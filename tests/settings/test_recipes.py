@@ -170,3 +170,12 @@ def test_resume_takes_what_may_change_and_refuses_the_rest_by_name(tmp_path):
         InputError, match=r"model\.backbone cannot change from resnet50 to resnet18"
     ):
         check_resumable(tmp_path / "run", other)
+
+
+def test_methods_have_their_published_numbers_of_negatives_whatever_the_recipes():
+    """PCL's r and CMC's K are 16384; InstDis and PIRL have MoCo's K."""
+    sizes = {"cmc": 16384, "pcl": 16384, "instdis": 65536, "pirl": 65536}
+    for method, size in sizes.items():
+        assert RECIPES["imagenet1k"].build(method, False).train.queue_size == size
+        assert RECIPES["imagenet100"].build(method, False).train.queue_size == 16384
+        assert RECIPES["cifar10"].build(method, False).train.queue_size == 4096

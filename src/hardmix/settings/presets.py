@@ -162,11 +162,12 @@ def _pirl(config: PretrainConfig) -> PretrainConfig:
 
 
 def _cmc(config: PretrainConfig) -> PretrainConfig:
-    """L and ab of crops from 0.2, flipped and no more; a trunk of two halves."""
+    """L and ab of crops from 0.2, flipped and no more, K = 16384; a trunk of two halves."""
     config = _bank(config, "cmc")
     data = replace(config.data, augmentation="plain", min_scale=0.2)
     model = replace(config.model, backbone=f"lab-{config.model.backbone}")
-    return replace(config, data=data, model=model)
+    train = replace(config.train, queue_size=min(16384, config.train.queue_size))
+    return replace(config, data=data, model=model, train=train)
 
 
 def _pcl(config: PretrainConfig) -> PretrainConfig:
