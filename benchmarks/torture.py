@@ -12,6 +12,7 @@ import random
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -22,7 +23,7 @@ import torch  # noqa: E402
 
 import ranks  # noqa: E402
 from hardmix.runs.folder import versions  # noqa: E402
-from torture_commands import fill_commands, kill_commands  # noqa: E402
+from torture_commands import fill_command, kill_command  # noqa: E402
 from torture_damage import (  # noqa: E402
     damage_checkpoints,
     damage_configs,
@@ -39,19 +40,25 @@ from torture_shards import (  # noqa: E402
 from torture_training import fill_disks, kill_processes  # noqa: E402
 
 PARTS = {
-    kill_processes: 54,
-    kill_commands: 14,  # of each command
-    damage_images: 1600,
-    damage_checkpoints: 500,
-    damage_configs: 500,
-    damage_folders: 80,
-    damage_indexes: 400,
-    damage_caches: 200,
-    change_shards: 200,
-    rewrite_while_reading: 20,  # seconds
-    train_on_shards: 12,
-    fill_disks: 20,
-    fill_commands: 6,  # of each command
+    "kill pre-training": (kill_processes, 54),
+    "kill cache": (partial(kill_command, "cache"), 14),
+    "kill index": (partial(kill_command, "index"), 14),
+    "kill linear": (partial(kill_command, "linear"), 14),
+    "kill detect": (partial(kill_command, "detect"), 14),
+    "damage images": (damage_images, 1600),
+    "damage checkpoints": (damage_checkpoints, 500),
+    "damage configs": (damage_configs, 500),
+    "damage folders": (damage_folders, 80),
+    "damage indexes": (damage_indexes, 400),
+    "damage caches": (damage_caches, 200),
+    "change shards": (change_shards, 200),
+    "rewrite a shard while reading": (rewrite_while_reading, 20),  # seconds
+    "change shards while training": (train_on_shards, 8),
+    "fill disk, pre-training": (fill_disks, 20),
+    "fill disk, cache": (partial(fill_command, "cache"), 5),
+    "fill disk, index": (partial(fill_command, "index"), 5),
+    "fill disk, linear": (partial(fill_command, "linear"), 5),
+    "fill disk, detect": (partial(fill_command, "detect"), 5),
 }
 """What is done, and how often."""
 
@@ -68,7 +75,7 @@ COMMANDS = [
 def main() -> None:
     """Everything, within bounds."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=[], help="names of parts")
+    parser.add_argument("--only", nargs="*", default=[], help="how names of parts begin")
     parser.add_argument("--times", type=float, default=1.0, help="factor on all numbers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=HERE / "torture.json")
@@ -80,16 +87,16 @@ def main() -> None:
         result = json.loads(options.out.read_text())
     result["of"] = {"versions": versions(), "seed": options.seed}
     with tempfile.TemporaryDirectory(prefix="torture-") as name:
-        for part, number in PARTS.items():
-            if options.only and part.__name__ not in options.only:
+        for title, (part, number) in PARTS.items():
+            if not any(title.startswith(each) for each in options.only or [""]):
                 continue
             started, findings = time.monotonic(), []
-            generator = random.Random(f"{part.__name__} {options.seed}")
+            generator = random.Random(f"{title} {options.seed}")
             number = max(1, round(options.times * number))
-            counts = part(Path(name) / part.__name__, number, generator, findings)
+            counts = part(Path(name) / title.replace(" ", "-"), number, generator, findings)
             seconds = round(time.monotonic() - started, 1)
-            result[part.__name__] = {**counts, "findings": findings, "seconds": seconds}
-            print(part.__name__, json.dumps(result[part.__name__], indent=1), flush=True)
+            result[title] = {**counts, "findings": findings, "seconds": seconds}
+            print(title, json.dumps(result[title], indent=1), flush=True)
             options.out.write_text(json.dumps(result, indent=2) + "\n")
     found = any(part.get("findings") for part in result.values())
     print("See the findings above." if found else "Nothing good was lost.")

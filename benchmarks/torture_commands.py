@@ -268,41 +268,34 @@ def once(task, source, place, kill_after=None):
     return process.exitcode, Path(f"{log}-0").read_text()
 
 
-def kill_commands(
-    folder, number, generator, findings, names=("cache", "index", "linear", "detect")
-):
-    """Each task in chains of kills, compared with the undisturbed one."""
+def kill_command(name, folder, number, generator, findings):
+    """A task in chains of kills, compared with the undisturbed one."""
     folder.mkdir()
-    source, counts = folder / "source", {}
-    known = tasks(source)
-    for name in names:
-        task, killed, late, chains = known[name], 0, 0, 0
-        began = time.monotonic()
-        status, shown = once(task, source, folder / "whole")
-        takes = time.monotonic() - began
+    source = folder / "source"
+    task, killed, late, chains = tasks(source)[name], 0, 0, 0
+    once(task, source, folder / "first")  # with all that is slow the first time
+    status, shown = once(task, source, folder / "whole")
+    takes = time.time() - (source / "begun").stat().st_mtime
+    if status != 0:
+        findings.append(f"the undisturbed one ends with {status}: {shown[-900:]}")
+        return {"kills": 0}
+    whole = task.result(folder / "whole")
+    while killed < number and chains < 3 * number:
+        place, chains, here, status = folder / f"{name}-{chains}", chains + 1, 0, None
+        while status != 0 and here < min(CHAIN, number - killed):
+            status, shown = once(task, source, place, generator.uniform(0, takes))
+            here, late = here + (status == -9), late + (status == 0)
+            if status not in (0, -9):
+                findings.append(f"{status} after {here} kills: {shown[-900:]}")
+        killed += here
         if status != 0:
-            findings.append(f"{name}: the undisturbed one ends with {status}: {shown[-900:]}")
-            continue
-        whole = task.result(folder / "whole")
-        while killed < number and chains < number:
-            place, chains, here = folder / f"{name}-{chains}", chains + 1, 0
-            while here < min(CHAIN, number - killed) and late < 3 * number:
-                status, shown = once(task, source, place, generator.uniform(0, takes))
-                here, late = here + (status == -9), late + (status == 0)
-                if status not in (0, -9):
-                    findings.append(f"{name}: {status} after a kill: {shown[-900:]}")
-                if status == 0:
-                    break  # it has ended: start another
-            killed += here
             status, shown = once(task, source, place)
-            if status != 0:
-                findings.append(f"{name}: cannot be resumed, {status}: {shown[-900:]}")
-            elif task.result(place) != whole:
-                findings.append(f"{name}: ends unlike the undisturbed one after {here} kills")
-            shutil.rmtree(place)
-        counts[name] = {"kills": killed, "chains": chains, "ended_before_the_kill": late}
-        shutil.rmtree(folder / "whole")
-    return {"kills": sum(each["kills"] for each in counts.values()), **counts}
+        if status != 0:
+            findings.append(f"cannot be resumed, {status}: {shown[-900:]}")
+        elif task.result(place) != whole:
+            findings.append(f"ends unlike the undisturbed one after {here} kills")
+        shutil.rmtree(place)
+    return {"kills": killed, "chains": chains, "ended_before_the_kill": late}
 
 
 # -- full disks
@@ -320,35 +313,29 @@ def bytes_in(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def fill_commands(
-    folder, number, generator, findings, names=("cache", "index", "linear", "detect")
-):
-    """Each task on a small disk, at a random byte of what it writes; then the disk grows."""
+def fill_command(name, folder, number, generator, findings):
+    """A task on a disk that is full at a random byte of what it writes; then the disk grows."""
     folder.mkdir()
     if os.geteuid() != 0:
         return {"full_disks": 0, "skipped": "to mount a small disk needs root"}
-    source, counts = folder / "source", {}
-    known = tasks(source)
-    for name in names:
-        task, full = known[name], 0
-        once(task, source, folder / "whole")
-        whole = task.result(folder / "whole")
-        room = task.room or bytes_in(folder / "whole") - bytes_in(source / task.run)
-        for turn in range(number):
-            place = folder / f"{name}-disk"
-            mount(place, "1g")
-            try:
-                if task.run:
-                    in_place(source, place, task.run)
-                taken = os.statvfs(place)
-                taken = (taken.f_blocks - taken.f_bfree) * taken.f_frsize
-                mount(place, str(taken + generator.randrange(4096, room)), "remount,")
-                full += fill_once(task, source, place, findings, f"{name} {turn}", whole)
-            finally:
-                subprocess.run(["umount", str(place)], check=True)
-        counts[name] = full
-        shutil.rmtree(folder / "whole")
-    return {"full_disks": sum(counts.values()), **counts}
+    source = folder / "source"
+    task, full = tasks(source)[name], 0
+    once(task, source, folder / "whole")
+    whole = task.result(folder / "whole")
+    room = task.room or bytes_in(folder / "whole") - bytes_in(source / task.run)
+    for turn in range(number):
+        place = folder / f"disk-{turn}"
+        mount(place, "1g")
+        try:
+            if task.run:
+                in_place(source, place, task.run)
+            disk = os.statvfs(place)
+            taken = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
+            mount(place, str(taken + generator.randrange(4096, room)), "remount,")
+            full += fill_once(task, source, place, findings, f"disk {turn}", whole)
+        finally:
+            subprocess.run(["umount", str(place)], check=True)
+    return {"full_disks": full, "runs": number}
 
 
 def fill_once(task, source, place, findings, title, whole):

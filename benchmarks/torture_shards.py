@@ -196,7 +196,7 @@ def train_on_shards(folder, number, generator, findings):
     root = make_shards(folder, SHARDS, EACH)
     good = {each: (Path(each).read_bytes(), os.stat(each)) for each in shard_index.expand(root)}
     config = tiny(
-        data={"name": None, "root": root, "num_images": None, "workers": 0, "image_size": 32},
+        data={"name": None, "root": root, "num_images": None, "workers": 0, "cache": "off"},
         train={"epochs": 8, "knn_every": 0, "verdict": False},
     )
     job = (config, folder / "whole", str(folder / "cache"), folder / "wrong")
