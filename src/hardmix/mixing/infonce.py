@@ -282,7 +282,7 @@ def _terms(
             synthetic += points.weight.log2()
         extra = torch.cat([extra, synthetic], dim=1)
     highest, total = extra.amax(dim=1), torch.empty_like(positive)
-    for rows in row_chunks(*real.shape, elements=CACHE_ELEMENTS):
+    for rows in row_chunks(len(real), real.shape[1], elements=CACHE_ELEMENTS):
         some, terms, most = real[rows], space[rows], highest[rows]
         if exclude is not None:
             some = terms.copy_(some).masked_fill_(exclude[rows], -torch.inf)
