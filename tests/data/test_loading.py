@@ -165,17 +165,6 @@ def test_the_seed_changes_order_and_views(images):
 # Broken files
 
 
-def test_memory_that_is_used_again_changes_no_bit(in_files):
-    config = DataConfig(image_size=16, workers=2)
-    options = in_files, config, 2, 1, CPU
-    alone, loader = ViewLoader(*options), ViewLoader(*options, one_at_a_time=True)
-    wanted = list(alone.epoch(0))
-    for batch, other in zip(loader.epoch(0), wanted, strict=True):
-        assert_same([batch], [other])
-    for each in (alone, loader):
-        each.close()
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_broken_file_is_replaced_by_the_next_and_named(in_files, workers):
     intact = list(loader_of(in_files).epoch(0))

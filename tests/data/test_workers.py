@@ -42,10 +42,6 @@ def shared_numbers(value):
     return numbers.fill_(value)
 
 
-def again_numbers(value):
-    return empty_to_send((2, 3, 5), again=True).fill_(value)
-
-
 @pytest.fixture
 def pool_of():
     pools = []
@@ -123,15 +119,3 @@ def test_what_is_sent_lies_in_shared_memory_and_is_the_same_after_the_way(pool_o
     (sent,) = pool_of(shared_numbers, 1).run([7])
     assert sent.is_shared()
     assert torch.equal(sent, torch.full((2, 3, 5), 7.0))
-
-
-def test_memory_that_is_used_again_holds_until_the_second_result_after_it(pool_of):
-    """A step may keep its batch and look back at the last one."""
-    last = None
-    for value, numbers in enumerate(pool_of(again_numbers, 1).run(list(range(20)))):
-        time.sleep(0.01)  # the worker is ahead by as much as it can be
-        assert numbers.unique().tolist() == [value]
-        assert last is None or last.unique().tolist() == [value - 1]
-        last = numbers
-    kept = list(pool_of(again_numbers, 1).run(list(range(20))))
-    assert len({numbers.unique().item() for numbers in kept}) < 20  # not for those who keep all

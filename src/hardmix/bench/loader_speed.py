@@ -138,8 +138,7 @@ def hardmix_block(images: ImageSet, size: LoaderSize, device: str) -> float:
     """Milliseconds of a block, as `hardmix pretrain` loads it."""
     config = DataConfig(image_size=size.image_size, workers=size.workers)
     images = repeated(images, size.batch * _batches(size))
-    options = images, config, size.batch, SEED, torch.device(device)
-    loader = ViewLoader(*options, one_at_a_time=True)
+    loader = ViewLoader(images, config, size.batch, SEED, torch.device(device))
     with closing(loader):
         pairs = ((batch.query, batch.key) for batch in loader.epoch(0))
         return full_flow(pairs, size, device)

@@ -54,14 +54,12 @@ def open_loader(
     pipeline: Pipeline | Sequence[Pipeline] | None = None,
     labelled: bool = False,
     rank_and_size: tuple[int, int] | None = None,
-    one_at_a_time: bool = False,
 ) -> tuple[ImageSet | None, Loader]:
     """The data set of a run (none for shards, which are a stream) and its loader on this rank.
 
     `own` is your own image set, used instead of a named one; `pipeline` makes views instead of
     data.augmentation. `labelled` leaves out images whose class is unknown,
-    where others have one. `rank_and_size` stands for this process's place among others;
-    `one_at_a_time` is for whoever keeps no batches.
+    where others have one. `rank_and_size` stands for this process's place among others.
     """
     kinds = usual_views(views) if isinstance(views, int) else tuple(views)
     pipelines = choose_pipelines(data, pipeline, sum(kind.number for kind in kinds))
@@ -87,7 +85,6 @@ def open_loader(
         views=kinds,
         parts=train.accumulate,
         pipelines=pipelines,
-        one_at_a_time=one_at_a_time,
     )
     if pipelines is not None:  # wrong ones are said now, not by a worker process later
         first = torch.tensor([first_readable(images)])
@@ -102,8 +99,7 @@ class ViewLoader:
     With `views=1`, for training on labels, the key is the query. With `keep_last` what does not
     fill a batch is a smaller one. An unreadable image is replaced by the next readable one;
     `unreadable` tells which and why, of those that this rank has met, and more than
-    data.max_unreadable stop the run. With `one_at_a_time` the memory of views may be used again
-    when the second batch after them is asked for.
+    data.max_unreadable stop the run.
     """
 
     def __init__(
@@ -119,7 +115,6 @@ class ViewLoader:
         parts: int = 1,
         pipelines: tuple[Pipeline, ...] | None = None,
         keep_last: bool = False,
-        one_at_a_time: bool = False,
     ) -> None:
         self.steps_per_epoch = steps_of(len(images), batch_size)
         if keep_last:
@@ -130,7 +125,6 @@ class ViewLoader:
         self.images, self.config, self.seed, self.device = images, config, seed, device
         self.batch_size, self._rows = batch_size, rows_of(rank, world_size, batch_size, parts)
         self.unreadable: dict[int, str] = {}
-        self._again = one_at_a_time
         self._pool: WorkerPool[tuple[int, list[int]], ReadImages] | None = None
 
     def prepare(self) -> None:
@@ -182,7 +176,7 @@ class ViewLoader:
         if self._pool is None:
             whole = self.workers.number > 0 and self._coloured_on.type == "cpu"
             maker = self._maker if self._pipelines is None else self._pipelines
-            options = self.images, self.config, self.seed, maker, whole, self._again
+            options = self.images, self.config, self.seed, maker, whole
             reader = partial(read_views, *options)
             self._pool = WorkerPool(reader, self.workers.number, self.device)
         reading = self._pool.run([(epoch, ids.tolist()) for ids in steps])

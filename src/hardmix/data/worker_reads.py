@@ -43,13 +43,11 @@ def read_views(
     seed: int,
     maker: ViewMaker | tuple[Pipeline, ...],
     whole: bool,
-    again: bool,
     job: tuple[int, list[int]],
 ) -> ReadImages:
     """Decode and crop the views, if `whole` colour them too: a worker's part of training.
 
-    Your own pipelines, given instead of the maker of views, do all of it. `again`: into memory that
-    was sent before.
+    Your own pipelines, given instead of the maker of views, do all of it.
     """
     started = time.perf_counter()
     epoch, wanted = job
@@ -64,7 +62,7 @@ def read_views(
         return nothing_read(unreadable)
     kinds, numbers = [torch.cat(kind, dim=1) for kind in zip(*crops, strict=True)], torch.cat(ids)
     if whole and isinstance(maker, ViewMaker):
-        kinds = coloured(kinds, numbers, maker, epoch, again)
+        kinds = coloured(kinds, numbers, maker, epoch)
     seconds = time.perf_counter() - started
     return ReadImages(kinds[0], numbers, unreadable, seconds, kinds[1:])
 
@@ -75,10 +73,10 @@ def nothing_read(unreadable: dict[int, str]) -> ReadImages:
 
 
 def coloured(
-    kinds: Sequence[Tensor], ids: Tensor, maker: ViewMaker, epoch: int, again: bool = False
+    kinds: Sequence[Tensor], ids: Tensor, maker: ViewMaker, epoch: int
 ) -> list[Float32[Tensor, "..."]]:
     """Return the finished views of crops, where the main process can see them."""
-    out = [empty_to_send(kind.shape, again) for kind in kinds]
+    out = [empty_to_send(kind.shape) for kind in kinds]
     maker.colour(kinds, ids, epoch, out)
     return out
 

@@ -9,7 +9,6 @@ import math
 import multiprocessing
 import signal
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
@@ -77,26 +76,11 @@ class WorkerPool(Generic[Job, Result]):
             worker.kill()
 
 
-_sent: dict[tuple[int, ...], deque[Tensor]] = {}
-"""In a worker: memory that it uses in turn, the longest sent first."""
-
-
-def empty_to_send(shape: Sequence[int], again: bool = False) -> Float32[Tensor, "..."]:
-    """Memory for numbers that a worker gives to the main process, which need not be copied then.
-
-    With `again`, that of an earlier result: to get new memory takes as long as to blur an image. It
-    holds until the main process asks for the second result after it.
-    """
-    kept = _sent.setdefault(tuple(shape), deque())
-    if again and len(kept) == WAITING + 2:
-        kept.rotate(-1)
-        return kept[-1]
+def empty_to_send(shape: Sequence[int]) -> Float32[Tensor, "..."]:
+    """Memory for numbers that a worker gives to the main process, which need not be copied then."""
     size = math.prod(shape) * torch.float32.itemsize
     memory: torch.UntypedStorage = torch.UntypedStorage._new_shared(size)
-    numbers = torch.empty(0).set_(memory).view(*shape)
-    if again:
-        kept.append(numbers)
-    return numbers
+    return torch.empty(0).set_(memory).view(*shape)
 
 
 @contextmanager

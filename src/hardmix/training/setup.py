@@ -60,7 +60,6 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
         own=own.images,
         pipeline=own.views,
         labelled=kind.needs_labels,
-        one_at_a_time=True,
     )
     check_data(config, images)
     torch.manual_seed(seed_of("weights", config.train.seed))
