@@ -67,7 +67,7 @@ def tasks(source: Path) -> dict[str, Task]:
     return {
         "cache": Task(decode, pixels, "", IMAGES * 64 * 64 * 3, (0, "images are not cached")),
         "index": Task(index, members, "", 150_000, (0, "index of the shards is not kept")),
-        "linear": Task(linear, classifier, "linear-run", 40_000, (74, "could not be written")),
+        "linear": Task(linear, classifier, "linear-run", 12_000, (74, "could not be")),
         "detect": Task(detect, detections, "detect-run", 0, (74, "could not be written")),
     }
 

@@ -15,6 +15,7 @@ from hardmix.data.datasets import open_images
 from hardmix.data.image_files import UnreadableImage
 from hardmix.data.shard_index import index_file, open_shard_set
 from hardmix.errors import InputError
+from hardmix.runtime import console
 from hardmix.settings.config import DataConfig
 from hardmix.training.pretrain import pretrain
 from ranks import start, state_of, tiny
@@ -281,6 +282,7 @@ def damage_caches(folder, number, generator, findings):
     folder.mkdir()
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     make_folder(folder / "photos", 24)
+    console.speak_as(1)  # silent
     config = data_of(str(folder / "photos"), cache="file", image_size=64)
     right = [open_images(config).image(row) for row in range(24)]
     open_images(config).decode_once(epochs=True)
@@ -295,4 +297,5 @@ def damage_caches(folder, number, generator, findings):
                 findings.append(f"cache {turn}: other pixels were taken")
         except Exception:
             findings.append(f"cache {turn}: {traceback.format_exc()[-600:]}")
+    console.speak_as(0)
     return {"caches": number}

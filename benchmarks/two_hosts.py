@@ -77,7 +77,8 @@ class Job:
     @property
     def text(self) -> str:
         """What it has printed, in one line."""
-        return " ".join(self.output.read_text(errors="replace").split())
+        shown = self.output.read_text(errors="replace").replace(sys.executable, "python")
+        return " ".join(shown.split())
 
     @property
     def told(self) -> str:

@@ -450,9 +450,12 @@ def test_trials_are_trained_tested_drawn_and_averaged(cells, encoder, capfd):
     half = folder / "trial-2" / "checkpoints" / ".step-00000002.safetensors.99.tmp"
     half.parent.mkdir(parents=True)
     half.write_text("of a process that was killed")
+    log = folder / "trial-2" / "metrics.jsonl"
+    log.write_text('{"step": 1, "loss": 9.0}\n')  # before its first checkpoint
     status, out, _ = run_command(capfd, *command[:-2], "--device", "cpu", "--trials", "3")
     assert status == 0
     assert not half.exists()
+    assert [line["step"] for line in Run(log.parent).metrics()] == [1, 2, 2, 3, 4]
     assert "trial-0 is finished" in out
     assert "trial-1 is finished" in out
     assert (folder / "trial-2" / "result.json").exists()

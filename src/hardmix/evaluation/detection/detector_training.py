@@ -261,6 +261,7 @@ def restore(training: DetectorTraining) -> None:
     found = training.folder.load_checkpoint() if is_main() else None
     step = json.loads(broadcast_text(json.dumps(found and found.manifest["step"])))
     if step is None:
+        training.folder.forget_after(0)  # what was logged before a first checkpoint
         return
     for name in found.broken if found else ():
         warn(f"{name} does not match its checksum: using the checkpoint before it.")
