@@ -111,6 +111,8 @@ def _tell_verdict(verdict: dict[str, Any]) -> None:
         say("What may help, the likeliest first:")
     for advice in verdict["next"]:
         say(f"  {advice}")
+    if verdict.get("mixing"):
+        say(f"Mixing: {verdict['mixing']}")
 
 
 def _tell_next(config: PretrainConfig, run: Run) -> None:

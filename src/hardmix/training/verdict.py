@@ -24,6 +24,7 @@ from hardmix.runtime.distributed import agree_on_max, broadcast, is_main, share_
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.config import DataConfig, PretrainConfig
 from hardmix.training.knn_images import KnnImages
+from hardmix.training.mixing_advice import mixing_advice
 from hardmix.training.state import Training, pause
 from hardmix.training.verdict_words import Compared, advise, tell
 
@@ -187,5 +188,7 @@ def conclude(training: Training, backbone: str | None) -> dict[str, Any]:
         start = copy.deepcopy(trunk)
         start.load_state_dict(read_safetensors(run.start_file)[0])
         run.write_encoder(start, training.config, backbone)
+    if is_main():
+        verdict["mixing"] = mixing_advice(training.config, run.metrics())
     run.write_result("verdict", verdict)
     return verdict

@@ -1,0 +1,61 @@
+"""Is mixing worth it in this run? What our own pairs of runs say at its proxy accuracy.
+
+Question 2 of docs/plan-of-experiments.md trained MoCo-v2 and MoCHi from the same seeds at several
+strengths of views, from a proxy task that is hardly solved to one that is (Sec. 3.2). A run is told
+what was found at the nearest of them, and no more than its interval supports.
+"""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from hardmix.settings.config import PretrainConfig
+
+PAIRS = 6
+"""Pairs of runs behind each finding."""
+PAGE = "docs/results.md"
+
+
+class Finding(NamedTuple):
+    """MoCHi's gain over MoCo-v2 at one strength of views, CIFAR-100, 10,000 images, 20 epochs."""
+
+    proxy_accuracy: float
+    """Of MoCo-v2 in its last epoch, in percent."""
+    gain: float
+    """Percentage points of the linear probe, mean of the differences by seed."""
+    low: float
+    """Lower end of the 95 % interval (Student's t)."""
+    high: float
+
+
+FINDINGS: tuple[Finding, ...] = ()
+"""In order of proxy accuracy; a test computes them from docs/results/records."""
+
+
+def mixing_advice(config: PretrainConfig, lines: Sequence[dict[str, Any]]) -> str | None:
+    """Return a sentence on mixing for a run with these log lines; None if it says nothing of it."""
+    if config.method not in ("moco-v1", "moco-v2", "mochi"):
+        return None
+    logged = [line for line in lines if "proxy_accuracy" in line]
+    if not logged:
+        return None
+    last = [each["proxy_accuracy"] for each in logged if each["epoch"] == logged[-1]["epoch"]]
+    percent = 100 * statistics.mean(last)
+    near = min(FINDINGS, key=lambda each: abs(each.proxy_accuracy - percent))
+    return f"Proxy accuracy {percent:.0f} %: {_expected(near)} ({_measured(near)}; {PAGE})."
+
+
+def _expected(near: Finding) -> str:
+    if near.low > 0:
+        return "mixing is expected to help a little"
+    if near.high < 0:
+        return "mixing is not expected to help"
+    return "we could not tell MoCHi from MoCo-v2 there, so do not count on mixing"
+
+
+def _measured(near: Finding) -> str:
+    return (
+        f"at {near.proxy_accuracy:.0f} %, MoCHi's linear probe was {near.gain:+.2f} points from"
+        f" MoCo-v2's, 95 % interval {near.low:+.2f} to {near.high:+.2f}, {PAIRS} pairs of runs on"
+        " CIFAR-100"
+    )
