@@ -38,7 +38,10 @@ def test_the_findings_are_those_of_the_records():
     expected = []
     for by_seed in series().values():
         assert sorted(by_seed) == list(range(1, grid.seeds + 1))
-        gains = [each["mochi"]["linear-cached"] - each["moco-v2"]["linear-cached"] for each in by_seed.values()]
+        gains = [
+            each["mochi"]["linear-cached"] - each["moco-v2"]["linear-cached"]
+            for each in by_seed.values()
+        ]
         proxy = [each["moco-v2"]["proxy_accuracy"] for each in by_seed.values()]
         interval = student_interval(gains)
         expected.append((sum(proxy) / len(proxy), interval.mean, interval.low, interval.high))
