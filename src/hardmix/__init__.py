@@ -175,7 +175,7 @@ _HOME = {
     "runs.folder": "Run",
     "runtime.device": "Compute choose_compute",
     "runtime.distributed": "gather",
-    "settings": "recipes",
+    "settings.recipes": "recipes",
     "settings.config": ("DataConfig ModelConfig PretrainConfig TrainConfig"),
     "settings.detection_options": "DetectionConfig",
     "settings.evaluation_options": "FinetuneConfig KnnOptions LinearConfig LinearOptions",
@@ -313,9 +313,7 @@ def __getattr__(name: str) -> object:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'hardmix' has no attribute {name!r}")
     home = import_module(f"hardmix.{_MODULE_OF[name]}")
-    value = import_module("hardmix.settings.recipes") if name == "recipes" else getattr(home, name)
-    globals()[name] = value
-    return value
+    return globals().setdefault(name, home if name == "recipes" else getattr(home, name))
 
 
 def __dir__() -> list[str]:

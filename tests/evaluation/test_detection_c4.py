@@ -132,7 +132,8 @@ def test_heads_are_detectron2s_on_its_own_map(golden):
     for i, each in enumerate(found):
         golden.assert_close(proposals[i], f"out{i}/proposals", 2e-6)
         golden.assert_close(each.boxes, f"out{i}/boxes", 2e-6)
-        golden.assert_close(each.scores, f"out{i}/scores", 2e-6)
+        # The heads' own convolutions: 2e-6 on AMD CPUs, 2.4e-6 on an Intel Xeon.
+        golden.assert_close(each.scores, f"out{i}/scores", 5e-6)
 
 
 def test_detections_are_detectron2s(golden):

@@ -266,6 +266,7 @@ def test_hosts_that_offer_a_loopback_address_are_named_before_gloo_fails(monkeyp
     assert "node2 resolves to a loopback address" in shown
     assert "GLOO_SOCKET_IFNAME" in shown
     error = RuntimeError("gloo: connect failed")
+    monkeypatch.setattr(rendezvous, "_broken", False)  # `_lost` sets it: not for later tests
     monkeypatch.setattr(rendezvous, "_within", lambda *_: ([], {}, {}))
     assert "GLOO_SOCKET_IFNAME" in str(rendezvous._lost(store, two_nodes, 9.0, error))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hardmix.errors import InputError
 from hardmix.evaluation.accuracy import Accuracy, accuracy_from, count_classes, count_right
 from hardmix.evaluation.evaluated_run import baseline_trunk, open_evaluated_run
-from hardmix.evaluation.neighbours import Neighbours, neighbours
+from hardmix.evaluation.neighbours import NearestRows, neighbours
 from hardmix.runtime.device import send
 from hardmix.runtime.distributed import add_up, gather_uneven
 from hardmix.settings.config import DataConfig
@@ -111,7 +111,7 @@ def knn_votes(
 
 
 def _votes(
-    found: Neighbours, labels: Int[Tensor, " train"], classes: int, temperature: float
+    found: NearestRows, labels: Int[Tensor, " train"], classes: int, temperature: float
 ) -> Float[Tensor, "queries classes"]:
     weights = ((found.similarity - 1) / temperature).exp()
     votes = torch.zeros(len(weights), classes, device=weights.device)

@@ -21,8 +21,8 @@ from torch.nn.functional import normalize, pad
 from hardmix.runtime.device import send
 from hardmix.runtime.distributed import (
     agree_on_max,
-    exchange_blocks,
     gather,
+    group_for,
     meet,
     rank,
     world_size,
@@ -45,7 +45,7 @@ NOBODY = -(2**63)
 """Below every neighbour."""
 
 
-class Neighbours(NamedTuple):
+class NearestRows(NamedTuple):
     """The nearest rows of some queries, the most similar first."""
 
     queries: slice
@@ -66,7 +66,7 @@ def neighbours(
     leave_one_out: bool = False,
     shared: bool = False,
     between: Callable[[], None] = lambda: None,
-) -> Iterator[Neighbours]:
+) -> Iterator[NearestRows]:
     """Yield the k nearest rows of all queries, part by part; fewer if the bank has fewer.
 
     With `leave_one_out`, the queries are the bank's rows, and none is its own neighbour. With
@@ -87,9 +87,19 @@ def neighbours(
             asked, own = gather(asked), gather(own)
         best = _nearest(bank, asked, k, first, own if leave_one_out else None)
         if shared:
-            blocks = exchange_blocks(best.view(many, each, k))
+            blocks = _exchanged(best.view(many, each, k))
             best = blocks.transpose(0, 1).flatten(1).topk(k, dim=1).values
-        yield Neighbours(slice(start, start + number), *_read_keys(best[:number]))
+        yield NearestRows(slice(start, start + number), *_read_keys(best[:number]))
+
+
+def _exchanged(blocks: Int64[Tensor, "ranks rows k"]) -> Int64[Tensor, "ranks rows k"]:
+    """Send block i to rank i; returns the blocks that all ranks have sent here, in rank order."""
+    if world_size() == 1:
+        return blocks
+    blocks = blocks.contiguous()
+    arrived = torch.empty_like(blocks)
+    torch.distributed.all_to_all_single(arrived, blocks, group=group_for(blocks.device))
+    return arrived
 
 
 def _place_of(bank: Tensor) -> tuple[int, int]:

@@ -163,18 +163,8 @@ def contrast(
                     known = through_query, num_pairs, every_point
                     points = evaluate_plan(plan, vectors, real, positive, *known)
             again = remember(vectors, plan, temperature, exclude, through_query=through_query)
-            per_query = _InfoNCE.apply(
-                query,
-                key,
-                negatives,
-                positive,
-                real,
-                points,
-                temperature,
-                exclude,
-                overwrite,
-                again,
-            )
+            inputs = query, key, negatives, positive, real, points, temperature, exclude
+            per_query = _InfoNCE.apply(*inputs, overwrite, again)
             synthetic = real.new_empty(len(real), 0) if points is None else points.similarity
     real = real[:, :0] if overwrite else real
     return Contrast(per_query.mean(), per_query, positive, real, synthetic)

@@ -156,7 +156,7 @@ class LogMass(torch.autograd.Function):
         return grad_query, grad_negatives, grad_own, grad_temperature, *rest
 
 
-class _Sums(NamedTuple):
+class _MassSums(NamedTuple):
     """The terms of a sum over negatives and points, each over the highest of all."""
 
     terms: Tensor
@@ -205,7 +205,7 @@ def _sums(
     log_weight: Tensor | None,
     weighing: Weighing,
     temperature: float | Tensor,
-) -> _Sums:
+) -> _MassSums:
     """Return Eq. 1's sum over the negatives, with their weights, at a temperature."""
     exclude, log_weights, slope, _, overwrite = weighing
     extra = of_points / temperature
@@ -220,16 +220,16 @@ def _sums(
     point_terms = (extra - highest).exp()
     total = total + point_terms.sum(dim=1, keepdim=True)
     mass = (highest + offset + total.log()).squeeze(1)
-    return _Sums(terms, point_terms, total.clamp(min=torch.finfo(total.dtype).tiny), mass)
+    return _MassSums(terms, point_terms, total.clamp(min=torch.finfo(total.dtype).tiny), mass)
 
 
-def _ratio(upper: _Sums, lower: _Sums, beta: float) -> _Sums:
+def _ratio(upper: _MassSums, lower: _MassSums, beta: float) -> _MassSums:
     """HCL's ratio of two sums, whose gradient is one sum: with terms above and below 0."""
     total = upper.total / (1 + beta)
     share = -beta * total / lower.total
     terms = upper.terms.addcmul_(lower.terms, share)
     point_terms = upper.point_terms + lower.point_terms * share
-    return _Sums(terms, point_terms, total, upper.mass - lower.mass)
+    return _MassSums(terms, point_terms, total, upper.mass - lower.mass)
 
 
 def _in_closed_form(

@@ -25,6 +25,7 @@ class WeightLine(NamedTuple):
     slope: float | Float[Tensor, "..."]
     """At least 0."""
     offset: Float[Tensor, "batch 1"] | None = None
+    """Of each query; None: 0."""
 
     def weights(self, similarity: Float[Tensor, "batch columns"]) -> Tensor:
         """Return the log of each negative's weight."""

@@ -180,17 +180,6 @@ def add_up(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
     return tensor
 
 
-@torch.no_grad()
-def exchange_blocks(blocks: Shaped[Tensor, "ranks rows ..."]) -> Shaped[Tensor, "ranks rows ..."]:
-    """Send block i to rank i; returns the blocks that all ranks have sent here, in rank order."""
-    if world_size() == 1:
-        return blocks
-    blocks = blocks.contiguous()
-    arrived = torch.empty_like(blocks)
-    torch.distributed.all_to_all_single(arrived, blocks, group=group_for(blocks.device))
-    return arrived
-
-
 def gather_objects(mine: Part) -> list[Part]:
     """What every rank has, in rank order: anything that can be pickled, between CPUs."""
     if world_size() == 1:

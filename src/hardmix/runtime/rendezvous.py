@@ -25,11 +25,10 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from hardmix.errors import InputError, OutputError, UnfinishedError
 from hardmix.runtime.addresses import check_addresses, interface_hint, own_address
 from hardmix.runtime.launch import Launch
+from hardmix.runtime.store_words import LAST_WORDS, go_last, here_of, host_of, missing_ranks
 
 TIMEOUT = 300.0
 """Default number of seconds after which a silent process counts as lost."""
-LAST_WORDS = 3.0
-"""Seconds that the remaining processes wait for each other to report."""
 BROKEN_CONNECTION = ("gloo", "Connection closed", "Connection reset", "Timed out", "NCCL")
 NEVER_CONNECTED = "connectFullMesh"
 """In gloo's error where two processes found no way to each other."""
@@ -210,7 +209,7 @@ def _assemble(meeting_point: Any, launch: Launch, timeout: float) -> tuple[Any, 
         here, said = meeting_point, words
         if meeting_point.check(words):
             name = hashlib.sha256(b"".join(meeting_point.multi_get(words))).hexdigest()
-            here, said = PrefixStore(f"hardmix-{name}", meeting_point), _here_of(everyone)
+            here, said = PrefixStore(f"hardmix-{name}", meeting_point), here_of(everyone)
             here.set(said[launch.rank], f"{socket.gethostname()} {own_address()}")
             if here.check(said):
                 return here, []
@@ -218,10 +217,6 @@ def _assemble(meeting_point: Any, launch: Launch, timeout: float) -> tuple[Any, 
             return here, [each for each in everyone if not here.check([said[each]])]
         time.sleep(pause)
         pause = min(1.5 * pause, 0.5)
-
-
-def _here_of(ranks: list[int]) -> list[str]:
-    return [f"here-{each}" for each in ranks]
 
 
 def _within(seconds: float, function: Callable[[], Result], otherwise: Result) -> Result:
@@ -246,19 +241,6 @@ def _within(seconds: float, function: Callable[[], Result], otherwise: Result) -
     return results[0] if results else otherwise
 
 
-def _missing(store: Any, words: list[str], ranks: list[int], seconds: float) -> list[int]:
-    """Return the ranks that have put none of these words in the store after so many seconds."""
-    end = time.monotonic() + seconds
-    missing = ranks
-    while True:
-        missing = [
-            each for each in missing if not any(store.check([f"{word}-{each}"]) for word in words)
-        ]
-        if not missing or time.monotonic() > end:
-            return missing
-        time.sleep(0.02)
-
-
 def _end_with_parent() -> None:
     """Have this rank receive SIGTERM if torchrun is killed, so that it saves and exits."""
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
@@ -279,9 +261,9 @@ def _leave_word(store: Any, launch: Launch, text: str, status: int) -> None:
     def leave() -> bool:
         word = f"{status} {text}"
         store.set(f"failed-{launch.rank}", word)
-        said = launch.rank and not _missing(store, ["failed"], [0], 1.0)
+        said = launch.rank and not missing_ranks(store, ["failed"], [0], 1.0)
         same = bool(said) and store.get("failed-0").decode() == word
-        _go_last(store, launch, list(range(launch.world_size)))
+        go_last(store, launch, list(range(launch.world_size)))
         return same
 
     with suppress(RuntimeError):  # the store is gone with rank 0
@@ -297,11 +279,11 @@ def _lost(store: Any, launch: Launch, timeout: float, error: RuntimeError) -> Ba
 
     def ask() -> tuple[list[int], dict[int, str], dict[int, str]]:
         store.set(f"left-{launch.rank}", "")
-        silent = _missing(store, ["failed", "left"], others, LAST_WORDS)
+        silent = missing_ranks(store, ["failed", "left"], others, LAST_WORDS)
         failed = [each for each in others if store.check([f"failed-{each}"])]
         words = {each: store.get(f"failed-{each}").decode() for each in failed}
-        hosts = {each: _host(store, each) for each in silent}
-        _go_last(store, launch, [each for each in others if each not in silent])
+        hosts = {each: host_of(store, each) for each in silent}
+        go_last(store, launch, [each for each in others if each not in silent])
         return silent, words, hosts
 
     gone: tuple[list[int], dict[int, str], dict[int, str]] = (
@@ -329,14 +311,3 @@ def _lost(store: Any, launch: Launch, timeout: float, error: RuntimeError) -> Ba
         return FailedProcessError(f"{'; '.join(words)}.")
     hint = interface_hint(launch) if NEVER_CONNECTED in str(error) else ""
     return LostProcessError(f"{'; '.join(words)}. Resume the run to continue.{hint}")
-
-
-def _host(store: Any, rank: int) -> str:
-    return str(store.get(f"here-{rank}").decode().partition(" ")[0])
-
-
-def _go_last(store: Any, launch: Launch, others: list[int]) -> None:
-    """Let the rank that keeps the store exit only after the others have read it."""
-    store.set(f"gone-{launch.rank}", "")
-    if launch.rank == 0 and not launch.agent_store:
-        _missing(store, ["gone"], others, LAST_WORDS)
