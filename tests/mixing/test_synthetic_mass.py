@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardmix import Embeddings, contrast, plan_synco
+from hardmix import Embeddings, contrast, plan_mochi, plan_synco
+from hardmix.mixing.denominators import hcl
 from hardmix.mixing.diagnostics import negative_mass, synthetic_mass
 from hardmix.mixing.infonce import Contrast
 from reference import unit
@@ -75,3 +76,45 @@ def test_equally_hard_negatives_all_count_and_weights_and_masks_are_seen():
     weighted = negative_mass(outcome, None, 0.2, log_weights=only)
     assert float(weighted.effective) == pytest.approx(1)
     assert weighted.kinds == {}
+
+
+@given(beta=st.sampled_from([0.5, 1.0, 3.0]), seed=st.integers(0, 50), hide=st.booleans())
+def test_the_mass_of_hcls_denominator_has_its_weights_in_it(beta, seed, hide):
+    generator = torch.Generator().manual_seed(seed)
+    query, key, negatives = (
+        torch.nn.functional.normalize(torch.randn(n, 6, generator=generator).double())
+        for n in (4, 4, 30)
+    )
+    exclude = torch.rand(4, 30, generator=generator) < 0.3 if hide else None
+    plan = plan_mochi(
+        query @ negatives.T, num_hardest=9, num_pairs=5, num_with_query=3, exclude=exclude
+    )
+    outcome = contrast(
+        query,
+        key,
+        negatives,
+        plan,
+        temperature=0.2,
+        exclude=exclude,
+        denominator=hcl(beta, tau_plus=0.0),
+    )
+    mass = negative_mass(outcome, plan, 0.2, exclude, beta=beta)
+    shares = []
+    for row in range(4):
+        kept = [c for c in range(30) if exclude is None or not exclude[row, c]]
+        terms = torch.cat([outcome.real[row, kept], outcome.synthetic[row]]) / 0.2
+        weighed = terms.exp() * (beta * terms).exp() / (beta * terms).exp().mean()
+        whole = weighed.sum() + (outcome.positive[row] / 0.2).exp()
+        shares.append(weighed[len(kept) :].sum() / whole)
+        loss = (whole / (outcome.positive[row] / 0.2).exp()).log()
+        torch.testing.assert_close(outcome.per_query[row], loss)
+    torch.testing.assert_close(mass.points, torch.stack(shares).mean())
+
+
+def test_a_query_without_negatives_holds_no_mass_under_hcls_denominator():
+    key = torch.eye(3, dtype=torch.float64)[:1]
+    outcome = contrast(key, key, torch.eye(3, dtype=torch.float64)[1:], temperature=0.2)
+    everything = torch.ones(1, 2, dtype=torch.bool)
+    mass = negative_mass(outcome, None, 0.2, everything, beta=1.0)
+    assert float(mass.points) == 0
+    assert all(float(each) == 0 for each in mass.top.values())

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hardmix.methods.base import StepOutcome
 from hardmix.methods.mixing_schedule import choose_family
+from hardmix.mixing.denominators import Weighted
 from hardmix.mixing.diagnostics import (
     false_negatives_top,
     false_parents,
@@ -102,7 +103,9 @@ def _mass(last: ContrastOutcome, config: PretrainConfig) -> dict[str, Tensor]:
     if family.weights != "none":
         given: dict[str, Any] = {"temperature": temperature, "exclude": exclude, "num_own": 0}
         weights = family.weights(real, positive=positive, **given)
-    mass = negative_mass(last.measured, plan, temperature, exclude, weights)
+    chosen = family.denominator
+    beta = chosen.beta if isinstance(chosen, Weighted) else 0.0
+    mass = negative_mass(last.measured, plan, temperature, exclude, weights, beta=beta)
     found = {"effective_negatives": mass.effective}
     found |= {f"gradient_top_{number}": share for number, share in mass.top.items()}
     if plan is None:

@@ -110,20 +110,21 @@ def negative_mass(
     exclude: Bool[Tensor, "batch K"] | None = None,
     log_weights: Float[Tensor, "batch K"] | WeightLine | None = None,
     ranks: tuple[int, ...] = (10, 100),
+    beta: float = 0.0,
 ) -> NegativeMass:
     """Return which negatives and points the loss looks at.
 
-    `log_weights`: of the real negatives, if the loss has any (see `negative_weights`).
+    `log_weights`: of the real negatives, if the loss has any (see `negative_weights`). `beta`: that
+    of denominator="hcl", which weighs negatives and points.
     """
     check_temperature(temperature)
     real, points = _shown(outcome.real, exclude), _point_logits(outcome.synthetic, plan)
     logits = torch.cat([real, points, outcome.positive.unsqueeze(1)], dim=1) / temperature
     if isinstance(log_weights, WeightLine):
         log_weights = log_weights.weights(outcome.real)
-    if log_weights is not None:
-        logits[:, : log_weights.shape[1]] += log_weights
-    if plan is not None and plan.weight is not None:
-        logits[:, real.shape[1] : -1] += plan.weight.log()
+    of_points = None if plan is None else plan.weight
+    if beta > 0 or log_weights is not None or of_points is not None:
+        _weigh(logits[:, :-1], log_weights, of_points, beta)
     share = logits.softmax(dim=1)[:, :-1]
     # Among the negatives; all 0 of a query without any.
     among = share / share.sum(dim=1, keepdim=True).clamp_(min=torch.finfo(share.dtype).tiny)
@@ -137,6 +138,23 @@ def negative_mass(
     flat, scale = share[:, real.shape[1] :].flatten(), 1 / len(share)
     sums = torch.addmv(share.new_empty(len(KINDS)), which, flat, beta=0, alpha=scale)
     return NegativeMass(sums.sum(), dict(zip(KINDS, sums.unbind(), strict=True)), effective, top)
+
+
+def _weigh(
+    logits: Tensor, log_weights: Tensor | None, of_points: Tensor | None, beta: float
+) -> None:
+    """Add the logs of weights to logits of negatives and points; -inf are none."""
+    added = torch.zeros_like(logits)
+    if log_weights is not None:
+        added[:, : log_weights.shape[1]] += log_weights
+    if of_points is not None:
+        added[:, logits.shape[1] - of_points.shape[1] :] += of_points.log()
+    if beta > 0:  # as in `denominators.hcl`: times exp(beta * q.n / tau) over its mean
+        added += beta * logits
+        number = (logits > -torch.inf).sum(dim=1, keepdim=True)
+        mean = added.logsumexp(dim=1, keepdim=True) - number.log()
+        added -= torch.where(number > 0, mean, 0.0)
+    logits += added
 
 
 def _marks(plan: MixPlan) -> Tensor:
