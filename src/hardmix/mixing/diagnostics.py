@@ -100,7 +100,7 @@ class NegativeMass(NamedTuple):
     effective: Float[Tensor, ""]
     """Effective number of negatives: the perplexity of their probabilities, exp of the entropy."""
     top: dict[int, Float[Tensor, ""]]
-    """Share of Eq. 2's pull away from negatives that the hardest hold, by how many these are."""
+    """Share of Eq. 2's push away from negatives that the hardest hold, by how many these are."""
 
 
 def negative_mass(

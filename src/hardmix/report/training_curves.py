@@ -90,13 +90,13 @@ METRICS = [
     ),
     Metric(
         "gradient_top_10",
-        "Pull of the 10 hardest",
+        "Push of the 10 hardest",
         "Share of the push away from negatives that comes from the 10 hardest.",
         True,
     ),
     Metric(
         "gradient_top_100",
-        "Pull of the 100 hardest",
+        "Push of the 100 hardest",
         "The same for the 100 hardest.",
         True,
     ),
