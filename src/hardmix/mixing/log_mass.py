@@ -28,7 +28,7 @@ from hardmix.mixing.differentiable import (
 from hardmix.mixing.log_sums import exponentials
 from hardmix.mixing.plans import MixPlan, Vectors
 from hardmix.mixing.points import pulled
-from hardmix.mixing.ranking import in_one_piece, joined, row_chunks, rows_of
+from hardmix.mixing.ranking import CACHE_ELEMENTS, in_one_piece, joined, row_chunks, rows_of
 
 
 class _MassPart(NamedTuple):
@@ -56,6 +56,11 @@ class Weighing(NamedTuple):
     """HCL: weigh each term by exp(beta * logit) over its mean, with gradients. 0: none."""
     overwrite: bool = False
     """Whether the similarities are not needed afterwards: their memory is reused."""
+
+    @property
+    def weighs(self) -> bool:
+        """Whether any weight is not 1."""
+        return self.log_weights is not None or (isinstance(self.slope, Tensor) or self.slope != 0)
 
     def rows(self, rows: slice) -> "Weighing":
         """Return those of some queries."""
@@ -183,6 +188,8 @@ def _evaluate(
     beta = weighing.beta
     if beta == 0:
         sums = _sums(real, of_points, log_weight, weighing, temperature)
+    elif beta == 1 and log_weight is None and not weighing.weighs:
+        sums = _ratio_to_square(_sums(real, of_points, None, weighing, temperature))
     else:
         first = weighing._replace(overwrite=False)
         upper = _sums(real, of_points, log_weight, first, temperature / (1 + beta))
@@ -230,6 +237,21 @@ def _ratio(upper: _MassSums, lower: _MassSums, beta: float) -> _MassSums:
     terms = upper.terms.addcmul_(lower.terms, share)
     point_terms = upper.point_terms + lower.point_terms * share
     return _MassSums(terms, point_terms, total, upper.mass - lower.mass)
+
+
+def _ratio_to_square(sums: _MassSums) -> _MassSums:
+    """`_ratio` at beta = 1 without weights: exp(2x) is the square of exp(x), which is there."""
+    terms, point_terms, sum_below, mass = sums
+    above = torch.linalg.vector_norm(terms, dim=1, keepdim=True).square()
+    above = above + point_terms.square().sum(dim=1, keepdim=True)
+    total = above.clamp(min=torch.finfo(above.dtype).tiny) / 2
+    share = -total / sum_below
+    one_piece = in_one_piece(terms)
+    parts = [rows_of(terms, rows) for rows in row_chunks(*terms.shape, one_piece, CACHE_ELEMENTS)]
+    for some, of_some in zip(parts, share.split([len(each) for each in parts]), strict=True):
+        some.mul_(some + of_some)
+    mass = mass + (above.log() - 2 * sum_below.log()).squeeze(1)
+    return _MassSums(terms, point_terms * (point_terms + share), total, mass)
 
 
 def _in_closed_form(
