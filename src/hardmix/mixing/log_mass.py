@@ -246,8 +246,8 @@ def _ratio_to_square(sums: _MassSums) -> _MassSums:
     above = above + point_terms.square().sum(dim=1, keepdim=True)
     total = above.clamp(min=torch.finfo(above.dtype).tiny) / 2
     share = -total / sum_below
-    one_piece = in_one_piece(terms)
-    parts = [rows_of(terms, rows) for rows in row_chunks(*terms.shape, one_piece, CACHE_ELEMENTS)]
+    chunks = row_chunks(len(terms), terms.shape[1], in_one_piece(terms), CACHE_ELEMENTS)
+    parts = [rows_of(terms, rows) for rows in chunks]
     for some, of_some in zip(parts, share.split([len(each) for each in parts]), strict=True):
         some.mul_(some + of_some)
     mass = mass + (above.log() - 2 * sum_below.log()).squeeze(1)
