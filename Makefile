@@ -3,12 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test quick check format docs bench results torture clean
+.PHONY: demo test coverage quick check format docs bench results torture clean
 
 demo: $(READY)
 	$(BIN)/hardmix demo
 
 test: check
+	$(BIN)/pytest -n 2
+
+# The same with coverage: slower.
+coverage: check
 	$(BIN)/coverage erase
 	$(BIN)/pytest -n 2 --cov --cov-report=term
 

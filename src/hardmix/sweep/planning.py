@@ -216,6 +216,7 @@ def describe(options: SweepOptions) -> tuple[bool, str, list[str]]:
     return *comparable(options.scale), changes
 
 
+@cache
 def run_name(config: PretrainConfig) -> str:
     """Return a readable name with a hash of every setting that is not the default.
 

@@ -6,6 +6,7 @@ A small scale keeps the paper's ratios: N/K, s/K, s'/K, epochs without mixing ov
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from typing import Literal
 
 from hardmix.settings.config import PretrainConfig, TrainConfig
@@ -26,6 +27,7 @@ IMAGES_PER_SECOND = {"imagenet100": 490.0, "imagenet1k": 490.0, "cifar10": 1430.
 (Broader Impact) on 4 GPUs, 35 and 2 minutes on 2 cores."""
 
 
+@cache  # a claim's table asks for each of its rows again
 def config_at(
     row: Row, scale: ScaleName, epochs: int | None = None, temperature: float | None = None
 ) -> PretrainConfig:
