@@ -101,7 +101,8 @@ def _steps(method: str, settings: Mapping[str, Any]) -> str:
         for step, (name, value) in STEPS_TO_V2.items()
     }
     if method != "moco-v1":
-        return "".join(f" without {step}" for step, found in there.items() if not found)
+        views = "" if there.pop("augmentation") else f" with {settings['data.augmentation']} views"
+        return "".join(f" without {step}" for step, found in there.items() if not found) + views
     if all(there.values()):
         return "-v2"
     return "".join(f" + {step}" for step, found in there.items() if found)
