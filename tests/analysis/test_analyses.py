@@ -213,6 +213,7 @@ def test_what_is_no_number_is_left_out_of_a_curve(tmp_path):
         ("moco-v2", False, {}, "MoCo-v2"),
         ("moco-v2", True, {}, "MoCo-v2 oracle"),
         ("moco-v2", False, {"model": {"head": "linear"}}, "MoCo-v2 without MLP"),
+        ("moco-v2", False, {"data": {"augmentation": "plain"}}, "MoCo-v2 with plain views"),
         ("mochi", True, {}, "MoCHi (128, 128, 16) oracle"),
         (
             "mochi",
