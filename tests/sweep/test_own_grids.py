@@ -355,3 +355,14 @@ def test_a_tiny_grid_for_real(tmp_path):
     assert added["commit"] == "c"
     assert added["measures"].pop("transfer") == 100  # a random network tells red from blue
     assert added["measures"] == mochi["measures"]
+
+
+def test_a_method_without_a_queue_is_not_asked_for_its_queue(tmp_path):
+    path = tmp_path / "methods.toml"
+    row = '\n[[row]]\nid = "simclr"\nmethod = "simclr"\n'
+    path.write_text(
+        GRID.replace('"proxy"]', '"proxy", "queue"]').replace("\n[[trend]]", f"{row}\n[[trend]]")
+    )
+    asked = {job.config.method: job.evaluations for job in make_plan(options(path, tmp_path)).own}
+    assert "queue" in asked["moco-v2"]
+    assert asked["simclr"] == ("linear-cached", "knn")

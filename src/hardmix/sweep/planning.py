@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from hardmix.errors import InputError
 from hardmix.settings.config import PretrainConfig
+from hardmix.settings.methods import METHOD_FACTS
 from hardmix.settings.saved import MUST_MATCH, own_facts, settings
 from hardmix.sweep.grid_rows import Row
 from hardmix.sweep.grids import grid_named
@@ -204,6 +205,8 @@ def evaluations_of(row: Row, options: SweepOptions) -> tuple[str, ...]:
     if options.scale != "paper":
         files["linear"] = "linear-cached"
     left_out = ("proxy", "cost") if options.scale == "paper" else ("proxy", "cost", "voc")
+    if not METHOD_FACTS[row.method].uses("train.queue_start"):
+        left_out = (*left_out, "queue")  # it has none
     return tuple(files.get(name, name) for name in row.evaluations if name not in left_out)
 
 
