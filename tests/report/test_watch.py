@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -173,15 +174,20 @@ def test_wrong_input_is_one_message_and_status_2(run, tmp_path, capfd):
 
 def test_the_command_prints_its_address_and_ends_with_ctrl_c(run):
     words = [sys.executable, "-u", "-m", "hardmix", "watch", str(run), "--port", "0"]
+    # Whoever runs the tests in the background ignores Ctrl-C, and a child would inherit that.
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heard
     ) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        port = int(re.search(r"http://127\.0\.0\.1:(\d+)/", line)[1])
-        assert get(port, "/version")[0] == 200
-        process.send_signal(signal.SIGINT)
-        said, errors = process.communicate(timeout=60)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            port = int(re.search(r"http://127\.0\.0\.1:(\d+)/", line)[1])
+            assert get(port, "/version")[0] == 200
+            process.send_signal(signal.SIGINT)
+            said, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert (process.returncode, errors) == (0, "")
     assert said == "Stopped watching.\n"
 
