@@ -366,3 +366,13 @@ def test_a_method_without_a_queue_is_not_asked_for_its_queue(tmp_path):
     asked = {job.config.method: job.evaluations for job in make_plan(options(path, tmp_path)).own}
     assert "queue" in asked["moco-v2"]
     assert asked["simclr"] == ("linear-cached", "knn")
+
+
+def test_a_methods_own_settings_are_named_as_on_the_command_line(tmp_path):
+    path = tmp_path / "pcl.toml"
+    row = '\n[[row]]\nid = "pcl"\nmethod = "pcl"\nsettings.pcl.clusters = [10, 20]\n'
+    path.write_text(GRID.replace("\n[[trend]]", f"{row}\n[[trend]]"))
+    (job,) = [
+        each for each in make_plan(options(path, tmp_path)).own if each.config.method == "pcl"
+    ][:1]
+    assert job.config.options.clusters == (10, 20)

@@ -60,7 +60,7 @@ class Weighing(NamedTuple):
     @property
     def weighs(self) -> bool:
         """Whether any weight is not 1."""
-        return self.log_weights is not None or (isinstance(self.slope, Tensor) or self.slope != 0)
+        return self.log_weights is not None or isinstance(self.slope, Tensor) or self.slope != 0
 
     def rows(self, rows: slice) -> "Weighing":
         """Return those of some queries."""

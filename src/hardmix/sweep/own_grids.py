@@ -178,7 +178,8 @@ def _config(row: Mapping[str, Any], where: str) -> PretrainConfig:
             if isinstance(group, dict) and setting in group:
                 raise InputError(f"{where} sets {setting}: use {option} instead.")
     base = RECIPES[row["recipe"]].build(row["method"], row.get("oracle", False))
-    return build_config(_merge(dataclasses.asdict(base), row["settings"]), where)
+    own = {"options" if name == base.method else name: of for name, of in row["settings"].items()}
+    return build_config(_merge(dataclasses.asdict(base), own), where)
 
 
 def _known(name: str, known: Mapping[str, Any], where: str) -> Any:

@@ -205,7 +205,7 @@ def evaluations_of(row: Row, options: SweepOptions) -> tuple[str, ...]:
     if options.scale != "paper":
         files["linear"] = "linear-cached"
     left_out = ("proxy", "cost") if options.scale == "paper" else ("proxy", "cost", "voc")
-    if not METHOD_FACTS[row.method].uses("train.queue_start"):
+    if not METHOD_FACTS[row.method].uses("train.queue_size"):
         left_out = (*left_out, "queue")  # it has none
     return tuple(files.get(name, name) for name in row.evaluations if name not in left_out)
 
