@@ -16,8 +16,8 @@ from torch.nn.functional import cross_entropy, normalize
 
 from hardmix import InputError, MochiLoss
 from hardmix.integrations import TwoTowerLoss
+from hardmix.methods.row_generators import RowDraws
 from hardmix.runtime.distributed import gather
-from hardmix.runtime.random_numbers import RowDraws
 from ranks import in_two_processes
 
 PLAIN = {"num_pairs": 0, "num_with_query": 0}

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hardmix import STRATEGIES, InputError, MemoryQueue, MochiLoss, contrast, plan_mochi
-from hardmix.runtime.random_numbers import RowDraws, RowsGenerator
+from hardmix.methods.row_generators import RowDraws, RowsGenerator
 from mixing_cases import any_plan
 from pretended_gpu import DeviceLog, pretended_gpu
 from reference import loss_and_gradient, unit

@@ -159,6 +159,29 @@ def test_opposite_parents_give_finite_numbers(dtype):
     assert query.grad.abs().max() < 1e5
 
 
+@pytest.mark.parametrize("gap", [0.5, 0.1, 0.02])
+def test_nearly_opposite_parents_keep_their_digits(gap):
+    """1 - 2 share (1 - share) (1 - n.n) would lose them: such sums are measured."""
+    row = unit(6, 16, dtype=torch.float32)
+    negatives = torch.cat([row, normalize(gap * unit(6, 16, dtype=torch.float32) - row, dim=1)])
+    plan = MixPlan(
+        torch.arange(6).view(6, 1), torch.arange(6, 12).view(6, 1), torch.full((6, 1), 0.5)
+    )
+    query, key = unit(6, 16, dtype=torch.float32), unit(6, 16, dtype=torch.float32)
+    found = contrast(query, key, negatives, plan, temperature=0.2).synthetic
+    exact = (query.double() * materialize(plan, query, key, negatives.double())[:, 0]).sum(dim=1)
+    assert torch.allclose(found[:, 0].double(), exact, rtol=1e-4, atol=1e-5)
+
+
+def test_without_pytorchs_private_operation_the_numbers_are_the_same(monkeypatch):
+    query, key, negatives, plan = one_case()
+    expected = contrast(query, key, negatives, plan, temperature=0.2)
+    monkeypatch.setattr("hardmix.mixing.closed_form._ROW_DOTS", None)
+    found = contrast(query, key, negatives, plan, temperature=0.2)
+    assert torch.allclose(found.synthetic, expected.synthetic, atol=1e-14)
+    assert torch.allclose(found.per_query, expected.per_query, atol=1e-13)
+
+
 def test_gradient_through_the_query_inside_a_point_is_autograds():
     query, key, negatives, plan = one_case()
     raw = (3 * query.detach()).requires_grad_()  # normalisation leaves the tangential part only

@@ -4,15 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hardmix.runtime.random_numbers import (
-    RowDraws,
-    RowsGenerator,
-    permutation,
-    seed_of,
-    uniform,
-    uniform_rows,
-)
-from pretended_gpu import pretended_gpu
+from hardmix.runtime.random_numbers import permutation, seed_of, uniform
 
 N = 100_000
 DRAWS = uniform(seed=3, epoch=5, samples=torch.arange(N), view=0, number=4)
@@ -92,63 +84,3 @@ def test_the_numbers_are_those_of_every_earlier_version():
         [0.6726192862007854, 0.05962206612459564],
     ]
     assert permutation(0, 0, 8).tolist() == [3, 0, 5, 6, 4, 7, 1, 2]
-
-
-def test_a_rows_numbers_depend_on_seed_row_and_column_alone():
-    whole = uniform_rows(5, 0, 12, 7)
-    parts = [uniform_rows(5, first, 4, 7) for first in (0, 4, 8)]
-    assert torch.equal(torch.cat(parts), whole)
-    assert not torch.equal(uniform_rows(6, 0, 12, 7), whole)
-    assert torch.equal(uniform_rows(5, 0, 12, 7, device="cpu"), whole)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_rows_are_uniform_and_independent(dtype):
-    number = 500 * 1001
-    values = uniform_rows(seed_of("test"), 0, 500, 1001, dtype)
-    assert values.dtype == dtype
-    assert values.min() >= 0
-    assert values.max() < 1
-    centred = values.double() - 0.5
-    # Five standard errors, of means of products of uniform numbers with variance 1/12.
-    assert abs(float(centred.mean())) < 5 / (12 * number) ** 0.5
-    neighbours = [
-        (centred[:, 1:], centred[:, :-1]),
-        (centred[1:], centred[:-1]),
-        (centred, uniform_rows(seed_of("other"), 0, 500, 1001, dtype).double() - 0.5),
-    ]
-    for first, second in neighbours:
-        assert abs(float((first * second).mean())) < 5 / (12 * first.numel() ** 0.5)
-    bins = torch.histc(values.double(), 256, 0, 1)
-    chi_squared = float(((bins - number / 256) ** 2 / (number / 256)).sum())
-    assert abs(chi_squared - 255) < 5 * (2 * 255) ** 0.5
-
-
-def test_every_call_of_a_rows_generator_gives_others_and_a_seed_all_of_them():
-    def drawn():
-        generator = RowsGenerator()
-        generator.manual_seed(3)
-        return [generator.uniform_rows(4, 5, torch.float32, "cpu") for _ in range(2)]
-
-    first, second = drawn()
-    assert not torch.equal(first, second)
-    assert all(torch.equal(a, b) for a, b in zip([first, second], drawn(), strict=True))
-
-
-def test_rows_take_nine_launches_on_a_device_and_no_waiting():
-    with pretended_gpu() as log:
-        uniform_rows(5, 0, 4096, 16, device="cuda")
-        assert len(log.launches) == 9
-        assert not log.blocking_copies
-        assert not log.synchronisations
-
-
-def test_draws_for_a_graph_are_the_generators():
-    generator = RowsGenerator()
-    generator.manual_seed(seed_of("mixing", 3))
-    generator.part = 2
-    draws = RowDraws(seed_of("mixing", 3), part=2)
-    for dtype in (torch.float32, torch.float64):
-        expected = generator.uniform_rows(4, 5, dtype, "cpu")
-        assert torch.equal(draws.uniform_rows(4, 5, dtype, "cpu"), expected)
-    assert torch.equal(uniform_rows(torch.tensor(5), 8, 4, 7), uniform_rows(5, 8, 4, 7))

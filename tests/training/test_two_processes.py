@@ -22,12 +22,12 @@ from hardmix.data.loading import ViewLoader
 from hardmix.errors import InputError
 from hardmix.evaluation.features import extract
 from hardmix.methods.base import Method
+from hardmix.methods.row_generators import RowsGenerator
 from hardmix.mixing.plans import HardestNegatives, draw
 from hardmix.runtime import addresses, rendezvous
 from hardmix.runtime.device import choose_compute
 from hardmix.runtime.distributed import gather_uneven
 from hardmix.runtime.launch import Launch, first_host, launched
-from hardmix.runtime.random_numbers import RowsGenerator
 from hardmix.settings.config import DataConfig
 from hardmix.training.pretrain import pretrain
 from ranks import all_ranks, group_norm_trunk, lines_of, start, state_of, tiny, wait

@@ -12,10 +12,11 @@ from torch.nn.functional import normalize
 
 from hardmix.data.view_kinds import ViewKind
 from hardmix.methods.base import TrainingPosition
+from hardmix.mixing.row_draws import uniform_rows
 from hardmix.models.encoders import Encoder
 from hardmix.models.heads import HEADS
 from hardmix.runtime.distributed import rank
-from hardmix.runtime.random_numbers import seed_of, uniform_rows
+from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.named_choices import Head
 
 GRID = 3

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from hardmix.errors import InputError
 from hardmix.methods.base import TrainingPosition
+from hardmix.methods.row_generators import RowDraws, RowsGenerator
 from hardmix.mixing.denominators import (
     Denominator,
     debiased,
@@ -29,7 +30,7 @@ from hardmix.mixing.synco import plan_synco
 from hardmix.mixing.transformations import FeatureTransformation
 from hardmix.mixing.variants import STRATEGIES, plan_fixed_percentage, plan_softmax_sampled
 from hardmix.runtime.distributed import rank
-from hardmix.runtime.random_numbers import RowDraws, RowsGenerator, seed_of
+from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.loss_options import LossConfig, MixConfig
 from hardmix.settings.schedules import decreasing, mixing_started

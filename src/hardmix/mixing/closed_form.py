@@ -6,7 +6,7 @@ similarity of a query and a mixed point follows from similarities that are alrea
     with the query   q.h' = (share + (1 - share) q.n) / |(1 - share) n + share q|
     with a row       q.h  = ((1 - share) q.n_base + share q.n_partner) / |the sum of both|
 
-The first length follows from q.n too; the second takes one look at the two rows.
+The first length follows from q.n too, the second from n_base.n_partner: one look at the two rows.
 """
 
 from typing import Any, NamedTuple
@@ -14,13 +14,17 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import embedding_bag
 
 from hardmix.mixing.plans import KEY, NO_POINT, QUERY, VECTOR, MixPlan, Vectors
 from hardmix.mixing.points import dots, join, pulled, table_of, table_rows
 
 CHUNK_PAIRS = 2**12
-"""Pairs whose sums are measured at once: 2 MB at 128 dimensions, about what caches hold."""
+"""Pairs whose vectors are made at once: 2 MB at 128 dimensions, about what caches hold."""
+SHORT = 2**-6
+"""Squared lengths below this are measured: 1 - 2 share (1 - share) (1 - n.n) loses digits there."""
+_ROW_DOTS: Any = getattr(torch.ops.aten, "_embedding_bag_per_sample_weights_backward", None)
+"""(left, right, rows of right, any, rows of left, 0) to inner products of rows, without copying a
+row: of an embedding bag the gradient of its weights. Private to PyTorch, so it may be missing."""
 
 
 class Points(NamedTuple):
@@ -70,19 +74,21 @@ def evaluate_plan(
         plan, num_pairs = _pairs_first(plan)
     base = plan.base if every_point else plan.base.clamp(min=0)
     whole = plan._replace(base=base, share=plan.share.to(real.dtype))
-    pairs = _mixed_pairs(_columns(whole, slice(num_pairs)), vectors, real)
-    rest = _columns(whole, slice(num_pairs, None))
-    others = _mixed_with_one(rest, vectors, real, positive, through_query)
-    similarity, from_base, from_partner, *unseen = (
-        torch.cat(parts, dim=1) for parts in zip(pairs, others, strict=False)
-    )
+    seen = _seen(whole, num_pairs, vectors, real, positive)
+    length = _lengths(whole, num_pairs, vectors, seen)
+    from_base, from_partner = (1 - whole.share).div_(length), whole.share / length
+    similarity = (from_base * seen.to_base).addcmul_(from_partner, seen.to_partner)
+    similarity, unseen = similarity.clamp_(-1.0, 1.0), None
+    if through_query:
+        known = whole, seen, length, similarity, from_base, from_partner
+        from_base, from_partner, unseen = _through_query(*known)
     if not every_point:
         similarity = similarity.masked_fill_(plan.base == NO_POINT, -torch.inf)
     logit = similarity
     if plan.scale is not None:
         logit = (similarity * plan.scale).masked_fill_(plan.base == NO_POINT, -torch.inf)
         from_base, from_partner = from_base * plan.scale, from_partner * plan.scale
-        unseen = [each * plan.scale for each in unseen]
+        unseen = None if unseen is None else unseen * plan.scale
     if similarity.shape[1] > given:
         similarity = torch.maximum(similarity[:, :given], similarity[:, given:])
     return Points(
@@ -95,7 +101,7 @@ def evaluate_plan(
         from_partner,
         plan.weight,
         plan.vectors,
-        unseen[0] if through_query else None,
+        unseen,
     )
 
 
@@ -128,96 +134,128 @@ def gradient_sum(
     return pull.addcmul_(to_query, query).addcmul_(to_key, key)
 
 
-def _columns(plan: MixPlan, some: slice) -> MixPlan:
-    """Some of a plan's points; of these only base, partner, share and vectors."""
-    parts = plan.base[:, some], plan.partner[:, some], plan.share[:, some]
-    return MixPlan(*parts, vectors=plan.vectors)
+class _Seen(NamedTuple):
+    """Inner products behind a plan's points."""
+
+    to_base: Float[Tensor, "batch S"]
+    """q.n_base."""
+    to_partner: Float[Tensor, "batch S"]
+    """q.partner."""
+    between: Float[Tensor, "batch S"]
+    """n_base.partner."""
+    partner_squared: Float[Tensor, "batch others"] | None
+    """|partner|^2 of the points that are no pairs, unless these are all 1."""
 
 
-def _mixed_pairs(plan: MixPlan, vectors: Vectors, real: Tensor) -> tuple[Tensor, ...]:
-    """Eq. 3: similarity, from_base, from_partner, unseen of points that mix two rows."""
-    base, partner, share = plan[:3]
-    rows, table = (base, partner), vectors.negatives
-    if vectors.own is not None:
-        shapes = len(table), vectors.own.shape[1]
-        rows = table_rows(base, *shapes), table_rows(partner, *shapes)
-        table = table_of(table, vectors.own)
-    length = _pair_lengths(*rows, share, table)
-    from_base, from_partner = (1 - share).div_(length), share / length
-    similarity = from_base * real.gather(1, base)
-    similarity.addcmul_(from_partner, real.gather(1, partner))
-    return similarity.clamp_(-1.0, 1.0), from_base, from_partner, torch.zeros_like(share)
-
-
-def _mixed_with_one(
-    plan: MixPlan, vectors: Vectors, real: Tensor, positive: Tensor, through_query: bool
-) -> tuple[Tensor, ...]:
-    """Sec. 4.2 and App. B.2: the same of points mixed with the query, its key, or a vector."""
-    base, partner, share = plan[:3]
-    rest = 1 - share
-    to_base = real.gather(1, base)
-    to_partner, between = torch.ones_like(to_base), to_base
-    squared, constant = share.square(), partner != QUERY
-    if bool(constant.any()):
-        to_partner, between, length = _with_constants(plan, vectors, to_base, positive)
-        squared = squared * length
-    squared = squared + rest.square() + 2 * share * rest * between
-    length = squared.clamp_(min=torch.finfo(real.dtype).eps).sqrt_()
-    from_base, from_partner = rest / length, share / length
-    similarity = (from_base * to_base + from_partner * to_partner).clamp_(-1.0, 1.0)
-    if not through_query:
-        return similarity, from_base, from_partner
-    # d similarity / d (q.n), over its value with h' constant: in [0.5, 1] where q.n >= 0.
-    turn = rest * (rest + share * to_base) / length.square()
-    from_base = torch.where(constant, from_base, from_base * turn)
-    from_partner = torch.where(constant, from_partner, 0.0)
-    unseen = similarity - from_base * to_base - from_partner * to_partner
-    return similarity, from_base, from_partner, unseen
-
-
-def _with_constants(
-    plan: MixPlan, vectors: Vectors, to_base: Tensor, positive: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """q.partner, n.partner and |partner|^2 where the partner may be a key or a vector too."""
-    base, partner = plan.base, plan.partner
+def _seen(plan: MixPlan, num_pairs: int, vectors: Vectors, real: Tensor, positive: Tensor) -> _Seen:
+    """Eq. 3, Sec. 4.2, App. B.2: whatever the partner is, a row, the query, its key, a vector."""
+    table, rows = _table(plan.base, vectors)
+    to_base = real.gather(1, plan.base)
     to_partner, between = torch.ones_like(to_base), to_base.clone()
-    length = torch.ones_like(to_base)
-    with_key = partner == KEY
+    squared = None
+    if num_pairs:
+        partner = plan.partner[:, :num_pairs]
+        to_partner[:, :num_pairs] = real.gather(1, partner)
+        products = _row_dots(rows[:, :num_pairs], _table(partner, vectors)[1], table)
+        between[:, :num_pairs] = products
+    others = plan.partner[:, num_pairs:]
+    if bool((others != QUERY).any()):
+        of_others = to_partner[:, num_pairs:], between[:, num_pairs:]
+        squared = _see_constants(plan, num_pairs, vectors, positive, *of_others)
+    return _Seen(to_base, to_partner, between, squared)
+
+
+def _see_constants(
+    plan: MixPlan,
+    num_pairs: int,
+    vectors: Vectors,
+    positive: Tensor,
+    to_partner: Tensor,
+    between: Tensor,
+) -> Tensor:
+    """Write q.partner and n.partner of partners that are a key or a vector; return |partner|^2."""
+    base, partner = plan.base[:, num_pairs:], plan.partner[:, num_pairs:]
+    with_key, squared = partner == KEY, torch.ones_like(between)
     if bool(with_key.any()):
-        to_partner = torch.where(with_key, positive.unsqueeze(1), to_partner)
+        to_partner.copy_(torch.where(with_key, positive.unsqueeze(1), to_partner))
         to_key = dots(vectors.key, vectors.negatives, vectors.own).gather(1, base)
-        between = torch.where(with_key, to_key, between)
+        between.copy_(torch.where(with_key, to_key, between))
     if plan.vectors is None:
-        return to_partner, between, length
+        return squared
     # Only these need vectors, and a part of them at a time.
-    table, rows = vectors.negatives, base
-    if vectors.own is not None:
-        rows = table_rows(base, len(table), vectors.own.shape[1])
-        table = table_of(table, vectors.own)
+    table, rows = _table(base, vectors)
     for some in (partner <= VECTOR).nonzero().split(CHUNK_PAIRS):
         i, j = some.unbind(dim=1)
-        vector = plan.vectors[i, VECTOR - partner[i, j]].to(to_base.dtype)
+        vector = plan.vectors[i, VECTOR - partner[i, j]].to(between.dtype)
         to_partner[i, j] = (vectors.query[i] * vector).sum(dim=1)
         between[i, j] = (table[rows[i, j]] * vector).sum(dim=1)
-        length[i, j] = vector.square().sum(dim=1)
-    return to_partner, between, length
+        squared[i, j] = vector.square().sum(dim=1)
+    return squared
 
 
-def _pair_lengths(base: Tensor, partner: Tensor, share: Tensor, negatives: Tensor) -> Tensor:
-    """|(1 - share) n_base + share n_partner| of Eq. 3, a cache-sized part at a time.
+def _lengths(plan: MixPlan, num_pairs: int, vectors: Vectors, seen: _Seen) -> Tensor:
+    """|(1 - share) n_base + share partner|: its square is 1 - 2 share (1 - share) (1 - between).
 
     Opposite parents cancel out: a floor keeps their point and its gradient finite.
     """
-    length = torch.empty_like(share).view(-1)
-    rows = torch.stack([base, partner], dim=-1).view(-1).split(2 * CHUNK_PAIRS)
-    shares = torch.stack([1 - share, share], dim=-1).view(-1).split(2 * CHUNK_PAIRS)
-    first = torch.arange(0, 2 * CHUNK_PAIRS, 2, device=base.device)
-    for some, parents, weights in zip(length.split(CHUNK_PAIRS), rows, shares, strict=True):
-        mixed = embedding_bag(
-            parents, negatives, first[: len(some)], mode="sum", per_sample_weights=weights
-        )
-        torch.linalg.vector_norm(mixed, dim=1, out=some)
-    return length.clamp_(min=torch.finfo(length.dtype).eps ** 0.5).view_as(share)
+    share = plan.share
+    squared = (seen.between - 1).mul_(share * (1 - share)).mul_(2).add_(1)
+    if seen.partner_squared is not None:
+        others = share[:, num_pairs:].square()
+        squared[:, num_pairs:].addcmul_(others, seen.partner_squared - 1)
+    floor = torch.finfo(squared.dtype).eps
+    pairs = squared[:, :num_pairs]
+    if num_pairs and not bool(pairs.amin() >= SHORT):
+        i, j = (pairs < SHORT).nonzero().unbind(dim=1)
+        table, base = _table(plan.base[:, :num_pairs], vectors)
+        partner = _table(plan.partner[:, :num_pairs], vectors)[1]
+        mixed = base[i, j], partner[i, j], share[i, j], table
+        pairs[i, j] = _measured_squares(*mixed)
+    return squared.clamp_(min=floor).sqrt_()
+
+
+def _through_query(
+    plan: MixPlan,
+    seen: _Seen,
+    length: Tensor,
+    similarity: Tensor,
+    from_base: Tensor,
+    from_partner: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The derivatives where the query inside h' is a variable too, and `Points.unseen`."""
+    constant, rest = plan.partner != QUERY, 1 - plan.share
+    # d similarity / d (q.n), over its value with h' constant: in [0.5, 1] where q.n >= 0.
+    turn = rest * (rest + plan.share * seen.to_base) / length.square()
+    from_base = torch.where(constant, from_base, from_base * turn)
+    from_partner = torch.where(constant, from_partner, 0.0)
+    unseen = (similarity - from_base * seen.to_base).masked_fill_(constant, 0.0)
+    return from_base, from_partner, unseen
+
+
+def _table(columns: Tensor, vectors: Vectors) -> tuple[Tensor, Tensor]:
+    """All negatives in one table, and the rows of these columns of the similarities in it."""
+    if vectors.own is None:
+        return vectors.negatives, columns
+    rows = table_rows(columns, len(vectors.negatives), vectors.own.shape[1])
+    return table_of(vectors.negatives, vectors.own), rows
+
+
+def _row_dots(left: Tensor, right: Tensor, table: Tensor) -> Tensor:
+    """The inner products of two rows of the table each, n_base.n_partner."""
+    first, second = left.contiguous().view(-1), right.contiguous().view(-1)
+    if _ROW_DOTS is not None:
+        products: Tensor = _ROW_DOTS(table, table, second, second[:1], first, 0)
+    else:
+        parts = zip(first.split(CHUNK_PAIRS), second.split(CHUNK_PAIRS), strict=True)
+        products = torch.cat([(table[i] * table[j]).sum(dim=1) for i, j in parts])
+    return products.view_as(left)
+
+
+def _measured_squares(base: Tensor, partner: Tensor, share: Tensor, table: Tensor) -> Tensor:
+    """Eq. 3's sums themselves, squared, a cache-sized part at a time."""
+    parts = zip(*(each.split(CHUNK_PAIRS) for each in (base, partner, share)), strict=True)
+    sums = (torch.lerp(table[i], table[j], s.unsqueeze(1)) for i, j, s in parts)
+    return torch.cat([each.square().sum(dim=1) for each in sums])
 
 
 def _pairs_first(plan: MixPlan) -> tuple[MixPlan, int]:

@@ -27,6 +27,7 @@ from hardmix.mixing.ranking import (
     row_chunks,
     rows_of,
 )
+from hardmix.mixing.row_draws import uniform_rows
 
 QUERY = -1
 """Marks the query itself as the partner (Sec. 4.2)."""
@@ -260,7 +261,7 @@ def uniform_numbers(
     """
     device, rows = hardest.positions.device, len(hardest.positions)
     if generator is None:
-        return torch.rand(rows, columns, dtype=dtype, device=device)
+        return _drawn_from(None, rows, columns, dtype, device)
     if not isinstance(generator, torch.Generator):
         return generator.uniform_rows(rows, columns, dtype, device)
     # A torch.Generator cannot be compiled: the graph has two parts, around this call.
@@ -269,11 +270,21 @@ def uniform_numbers(
 
 
 def _drawn_from(
-    generator: torch.Generator, rows: int, columns: int, dtype: torch.dtype, device: torch.device
+    generator: torch.Generator | None,
+    rows: int,
+    columns: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Float[Tensor, "rows columns"]:
-    if isinstance(generator, DrawsByRow):
+    """By PyTorch's generator; on a CPU, where that takes one thread and long, only the seed."""
+    if generator is not None and isinstance(generator, DrawsByRow):
         return generator.uniform_rows(rows, columns, dtype, device)
-    uniform = torch.empty(rows, columns, dtype=dtype, device=generator.device)
+    source = device if generator is None else generator.device
+    if source.type == device.type == "cpu" and dtype in (torch.float32, torch.float64):
+        seed = torch.randint(2**61, (), generator=generator)
+        known = seed if torch.compiler.is_compiling() else int(seed)
+        return uniform_rows(known, 0, rows, columns, dtype, device)
+    uniform = torch.empty(rows, columns, dtype=dtype, device=source)
     return uniform.uniform_(generator=generator).to(device)
 
 
