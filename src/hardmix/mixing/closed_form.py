@@ -74,8 +74,9 @@ def evaluate_plan(
         plan, num_pairs = _pairs_first(plan)
     base = plan.base if every_point else plan.base.clamp(min=0)
     whole = plan._replace(base=base, share=plan.share.to(real.dtype))
-    seen = _seen(whole, num_pairs, vectors, real, positive)
-    length = _lengths(whole, num_pairs, vectors, seen)
+    table = _table(vectors)
+    seen = _seen(whole, num_pairs, vectors, table, real, positive)
+    length = _lengths(whole, num_pairs, table, seen)
     from_base, from_partner = (1 - whole.share).div_(length), whole.share / length
     similarity = (from_base * seen.to_base).addcmul_(from_partner, seen.to_partner)
     similarity, unseen = similarity.clamp_(-1.0, 1.0), None
@@ -134,6 +135,25 @@ def gradient_sum(
     return pull.addcmul_(to_query, query).addcmul_(to_key, key)
 
 
+class _Table(NamedTuple):
+    """All negatives as rows of one table: the shared ones, then every query's own."""
+
+    vectors: Float[Tensor, "rows dim"]
+    num_shared: int
+    num_own: int
+
+    def rows(self, columns: Int[Tensor, "batch S"]) -> Int[Tensor, "batch S"]:
+        """Return the rows of these columns of the similarities."""
+        return table_rows(columns, self.num_shared, self.num_own) if self.num_own else columns
+
+
+def _table(vectors: Vectors) -> _Table:
+    shared, own = vectors.negatives, vectors.own
+    if own is None:
+        return _Table(shared, len(shared), 0)
+    return _Table(table_of(shared, own), len(shared), own.shape[1])
+
+
 class _Seen(NamedTuple):
     """Inner products behind a plan's points."""
 
@@ -147,21 +167,27 @@ class _Seen(NamedTuple):
     """|partner|^2 of the points that are no pairs, unless these are all 1."""
 
 
-def _seen(plan: MixPlan, num_pairs: int, vectors: Vectors, real: Tensor, positive: Tensor) -> _Seen:
+def _seen(
+    plan: MixPlan,
+    num_pairs: int,
+    vectors: Vectors,
+    table: _Table,
+    real: Tensor,
+    positive: Tensor,
+) -> _Seen:
     """Eq. 3, Sec. 4.2, App. B.2: whatever the partner is, a row, the query, its key, a vector."""
-    table, rows = _table(plan.base, vectors)
     to_base = real.gather(1, plan.base)
     to_partner, between = torch.ones_like(to_base), to_base.clone()
     squared = None
     if num_pairs:
         partner = plan.partner[:, :num_pairs]
         to_partner[:, :num_pairs] = real.gather(1, partner)
-        products = _row_dots(rows[:, :num_pairs], _table(partner, vectors)[1], table)
-        between[:, :num_pairs] = products
+        rows = table.rows(plan.base[:, :num_pairs]), table.rows(partner)
+        between[:, :num_pairs] = _row_dots(*rows, table.vectors)
     others = plan.partner[:, num_pairs:]
     if bool((others != QUERY).any()):
         of_others = to_partner[:, num_pairs:], between[:, num_pairs:]
-        squared = _see_constants(plan, num_pairs, vectors, positive, *of_others)
+        squared = _see_constants(plan, num_pairs, vectors, table, positive, *of_others)
     return _Seen(to_base, to_partner, between, squared)
 
 
@@ -169,6 +195,7 @@ def _see_constants(
     plan: MixPlan,
     num_pairs: int,
     vectors: Vectors,
+    table: _Table,
     positive: Tensor,
     to_partner: Tensor,
     between: Tensor,
@@ -183,17 +210,17 @@ def _see_constants(
     if plan.vectors is None:
         return squared
     # Only these need vectors, and a part of them at a time.
-    table, rows = _table(base, vectors)
+    rows = table.rows(base)
     for some in (partner <= VECTOR).nonzero().split(CHUNK_PAIRS):
         i, j = some.unbind(dim=1)
         vector = plan.vectors[i, VECTOR - partner[i, j]].to(between.dtype)
         to_partner[i, j] = (vectors.query[i] * vector).sum(dim=1)
-        between[i, j] = (table[rows[i, j]] * vector).sum(dim=1)
+        between[i, j] = (table.vectors[rows[i, j]] * vector).sum(dim=1)
         squared[i, j] = vector.square().sum(dim=1)
     return squared
 
 
-def _lengths(plan: MixPlan, num_pairs: int, vectors: Vectors, seen: _Seen) -> Tensor:
+def _lengths(plan: MixPlan, num_pairs: int, table: _Table, seen: _Seen) -> Tensor:
     """|(1 - share) n_base + share partner|: its square is 1 - 2 share (1 - share) (1 - between).
 
     Opposite parents cancel out: a floor keeps their point and its gradient finite.
@@ -207,10 +234,8 @@ def _lengths(plan: MixPlan, num_pairs: int, vectors: Vectors, seen: _Seen) -> Te
     pairs = squared[:, :num_pairs]
     if num_pairs and not bool(pairs.amin() >= SHORT):
         i, j = (pairs < SHORT).nonzero().unbind(dim=1)
-        table, base = _table(plan.base[:, :num_pairs], vectors)
-        partner = _table(plan.partner[:, :num_pairs], vectors)[1]
-        mixed = base[i, j], partner[i, j], share[i, j], table
-        pairs[i, j] = _measured_squares(*mixed)
+        base, partner = (table.rows(each[:, :num_pairs])[i, j] for each in plan[:2])
+        pairs[i, j] = _measured_squares(base, partner, share[i, j], table.vectors)
     return squared.clamp_(min=floor).sqrt_()
 
 
@@ -230,14 +255,6 @@ def _through_query(
     from_partner = torch.where(constant, from_partner, 0.0)
     unseen = (similarity - from_base * seen.to_base).masked_fill_(constant, 0.0)
     return from_base, from_partner, unseen
-
-
-def _table(columns: Tensor, vectors: Vectors) -> tuple[Tensor, Tensor]:
-    """All negatives in one table, and the rows of these columns of the similarities in it."""
-    if vectors.own is None:
-        return vectors.negatives, columns
-    rows = table_rows(columns, len(vectors.negatives), vectors.own.shape[1])
-    return table_of(vectors.negatives, vectors.own), rows
 
 
 def _row_dots(left: Tensor, right: Tensor, table: Tensor) -> Tensor:
