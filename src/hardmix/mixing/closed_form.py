@@ -226,7 +226,8 @@ def _lengths(plan: MixPlan, num_pairs: int, table: _Table, seen: _Seen) -> Tenso
     Opposite parents cancel out: a floor keeps their point and its gradient finite.
     """
     share = plan.share
-    squared = (seen.between - 1).mul_(share * (1 - share)).mul_(2).add_(1)
+    both = (1 - share).mul_(share)
+    squared = torch.addcmul(both.new_ones(()), both, seen.between - 1, value=2)
     if seen.partner_squared is not None:
         others = share[:, num_pairs:].square()
         squared[:, num_pairs:].addcmul_(others, seen.partner_squared - 1)

@@ -32,7 +32,7 @@ def uniform_rows(
         bits = torch.arange(start, start + rows * width * _STEP, _STEP, device=device)
     for shift, factor in _ROUNDS:
         # An arithmetic shift: a number and its complement meet, which no two rows ever do.
-        bits = (bits ^ (bits >> shift)).mul_(factor)
+        bits = bits.bitwise_xor_(bits >> shift).mul_(factor)
     if words == 2:
         numbers = (bits.view(torch.int32) & 0x7FFFFF00) * 2.0**-31
     else:
