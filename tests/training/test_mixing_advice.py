@@ -2,17 +2,23 @@
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 
 from hardmix.settings.recipes import demo
-from hardmix.sweep.own_grids import read_grid
 from hardmix.sweep.pairs import student_interval
 from hardmix.training import mixing_advice as advice
-from hardmix.training.mixing_advice import FINDINGS, PAIRS, Finding, mixing_advice
+from hardmix.training.mixing_advice import FINDINGS, Finding, mixing_advice
 from places import ROOT
 
 RESULTS = ROOT / "docs" / "results"
+SEEDS = {
+    "question-2-views": range(1, 7),
+    "question-1-strong": range(3, 9),
+    "question-2-mass": range(3, 9),
+}
+"""Of the pairs that count, by grid."""
 
 
 def lines(*percent: float, epoch: int = 3):
@@ -20,35 +26,40 @@ def lines(*percent: float, epoch: int = 3):
     return [early, *({"epoch": epoch, "proxy_accuracy": each / 100} for each in percent)]
 
 
-def series():
-    """By views: proxy accuracies of MoCo-v2 and gains of the probe, by seed."""
+def pairs_of_runs():
+    """By views and temperature: measures of MoCo-v2 and of MoCHi (128, 128, 16), by seed."""
     found = defaultdict(lambda: defaultdict(dict))
     for file in (RESULTS / "records").glob("*.json"):
         record = json.loads(file.read_text())
-        if record["grid"] == "question-2-views":
-            data = record["config"]["data"]
-            method = record["config"]["method"]
-            views = data["augmentation"], data["min_scale"]
-            found[views][record["seed"]][method] = record["measures"]
+        config, seeds = record["config"], SEEDS.get(record["grid"], ())
+        mixed = config["mix"]["num_pairs"], config["mix"]["num_with_query"]
+        known = record["grid"] == "question-2-mass" and config["train"]["temperature"] == 0.2
+        if record["seed"] in seeds and mixed in ((0, 0), (128, 16)) and not known:
+            data = config["data"]
+            where = data["augmentation"], data["min_scale"], config["train"]["temperature"]
+            found[where][record["seed"]][config["method"]] = record["measures"]
     return found
 
 
 def test_the_findings_are_those_of_the_records():
-    grid = read_grid(str(RESULTS / "grids" / "question-2-views.toml"))
     expected = []
-    for by_seed in series().values():
-        assert sorted(by_seed) == list(range(1, grid.seeds + 1))
-        gains = [
-            each["mochi"]["linear-cached"] - each["moco-v2"]["linear-cached"]
-            for each in by_seed.values()
-        ]
-        proxy = [each["moco-v2"]["proxy_accuracy"] for each in by_seed.values()]
+    for (_, _, temperature), by_seed in pairs_of_runs().items():
+        both = [each for each in by_seed.values() if len(each) == 2]
+        gains = [each["mochi"]["linear-cached"] - each["moco-v2"]["linear-cached"] for each in both]
+        proxy = [each["moco-v2"]["proxy_accuracy"] for each in both]
         interval = student_interval(gains)
-        expected.append((sum(proxy) / len(proxy), interval.mean, interval.low, interval.high))
-    assert grid.seeds == PAIRS
-    assert [list(each) for each in FINDINGS] == [
+        numbers = sum(proxy) / len(proxy), interval.mean, interval.low, interval.high
+        expected.append((*numbers, temperature, len(both)))
+    assert sorted(list(each) for each in FINDINGS) == [
         pytest.approx(each, abs=0.006) for each in sorted(expected)
     ]
+
+
+def test_a_low_temperature_is_told_what_was_found_at_a_low_one():
+    config = demo("mochi")
+    low = replace(config, train=replace(config.train, temperature=0.1))
+    assert "temperature 0.2" in mixing_advice(config, lines(60))
+    assert "temperature 0.1" in mixing_advice(low, lines(60))
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,18 @@
 """Is mixing worth it in this run? What our own pairs of runs say at its proxy accuracy.
 
-Question 2 of docs/plan-of-experiments.md trained MoCo-v2 and MoCHi from the same seeds at several
-strengths of views, from a proxy task that is hardly solved to one that is (Sec. 3.2). A run is told
-what was found at the nearest of them, and no more than its interval supports.
+Questions 1 and 2 of docs/plan-of-experiments.md trained MoCo-v2 and MoCHi from the same seeds at
+several strengths of views, from a proxy task that is hardly solved to one that is (Sec. 3.2), and
+at two temperatures. A run is told what was found nearest to it, and no more than its interval
+supports.
 """
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from hardmix.settings.config import PretrainConfig
 
-PAIRS = 6
-"""Pairs of runs behind each finding."""
 PAGE = "docs/results.md"
 
 
@@ -26,16 +26,21 @@ class Finding(NamedTuple):
     low: float
     """Lower end of the 95 % interval (Student's t)."""
     high: float
+    temperature: float = 0.2
+    pairs: int = 6
+    """Pairs of runs behind it."""
 
 
 FINDINGS: tuple[Finding, ...] = (
     Finding(9.05, -0.35, -0.90, 0.19),  # crops from 0.08, colours
+    Finding(14.74, -0.15, -0.38, 0.08),  # crops from 0.2, colours: MoCo-v2's own views
     Finding(46.51, 0.04, -0.26, 0.33),  # crops from 0.6, colours
     Finding(48.60, 0.17, -0.08, 0.42),  # crops from 0.08, no colours
     Finding(60.71, 0.37, 0.20, 0.55),  # crops from 0.2, no colours
     Finding(91.03, 0.30, 0.21, 0.40),  # crops from 0.6, no colours
+    Finding(69.87, -0.26, -0.85, 0.32, temperature=0.1, pairs=3),  # crops from 0.2, no colours
 )
-"""In order of proxy accuracy; a test computes them from docs/results/records."""
+"""A test computes them from docs/results/records."""
 
 
 def mixing_advice(config: PretrainConfig, lines: Sequence[dict[str, Any]]) -> str | None:
@@ -47,8 +52,14 @@ def mixing_advice(config: PretrainConfig, lines: Sequence[dict[str, Any]]) -> st
         return None
     last = [each["proxy_accuracy"] for each in logged if each["epoch"] == logged[-1]["epoch"]]
     percent = 100 * statistics.mean(last)
-    near = min(FINDINGS, key=lambda each: abs(each.proxy_accuracy - percent))
+    near = min(FINDINGS, key=lambda each: _distance(each, config.train.temperature, percent))
     return f"Proxy accuracy {percent:.0f} %: {_expected(near)} ({_measured(near)}; {PAGE})."
+
+
+def _distance(finding: Finding, temperature: float, percent: float) -> tuple[float, float]:
+    """First by temperature: at a low one, hard negatives have most of the weight already."""
+    factor = abs(math.log(finding.temperature / temperature))
+    return round(factor, 6), abs(finding.proxy_accuracy - percent)
 
 
 def _expected(near: Finding) -> str:
@@ -61,7 +72,7 @@ def _expected(near: Finding) -> str:
 
 def _measured(near: Finding) -> str:
     return (
-        f"at {near.proxy_accuracy:.0f} %, MoCHi's linear probe was {near.gain:+.2f} points from"
-        f" MoCo-v2's, 95 % interval {near.low:+.2f} to {near.high:+.2f}, {PAIRS} pairs of runs on"
-        " CIFAR-100"
+        f"at {near.proxy_accuracy:.0f} % and temperature {near.temperature}, MoCHi's linear probe"
+        f" was {near.gain:+.2f} points from MoCo-v2's, 95 % interval {near.low:+.2f} to"
+        f" {near.high:+.2f}, {near.pairs} pairs of runs on CIFAR-100"
     )
