@@ -9,7 +9,7 @@ import pytest
 from hardmix.settings.recipes import demo
 from hardmix.sweep.pairs import student_interval
 from hardmix.training import mixing_advice as advice
-from hardmix.training.mixing_advice import FINDINGS, Finding, mixing_advice
+from hardmix.training.mixing_advice import FINDINGS, PAIRS, Finding, mixing_advice
 from places import ROOT
 
 RESULTS = ROOT / "docs" / "results"
@@ -49,7 +49,8 @@ def test_the_findings_are_those_of_the_records():
         proxy = [each["moco-v2"]["proxy_accuracy"] for each in both]
         interval = student_interval(gains)
         numbers = sum(proxy) / len(proxy), interval.mean, interval.low, interval.high
-        expected.append((*numbers, temperature, len(both)))
+        assert len(both) == PAIRS
+        expected.append((*numbers, temperature))
     assert sorted(list(each) for each in FINDINGS) == [
         pytest.approx(each, abs=0.006) for each in sorted(expected)
     ]
