@@ -33,10 +33,10 @@ def pairs_of_runs():
         record = json.loads(file.read_text())
         config, seeds = record["config"], SEEDS.get(record["grid"], ())
         mixed = config["mix"]["num_pairs"], config["mix"]["num_with_query"]
-        known = record["grid"] == "question-2-mass" and config["train"]["temperature"] == 0.2
-        if record["seed"] in seeds and mixed in ((0, 0), (128, 16)) and not known:
-            data = config["data"]
-            where = data["augmentation"], data["min_scale"], config["train"]["temperature"]
+        temperature = config["train"]["temperature"]
+        other = record["grid"] == "question-2-mass" and temperature != 0.1
+        if record["seed"] in seeds and mixed in ((0, 0), (128, 16)) and not other:
+            where = config["data"]["augmentation"], config["data"]["min_scale"], temperature
             found[where][record["seed"]][config["method"]] = record["measures"]
     return found
 
