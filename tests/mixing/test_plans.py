@@ -65,18 +65,6 @@ def test_ranking_in_parts_changes_nothing(monkeypatch):
         assert torch.equal(a.count, b.count)
 
 
-@pytest.mark.parametrize("threads", [2, 5, 100])
-def test_ranking_in_threads_changes_nothing(monkeypatch, threads):
-    similarity, exclude = torch.rand(7, 100), torch.rand(7, 100) < 0.9
-    alone = [hardest_negatives(similarity, 20, mask) for mask in (None, exclude)]
-    monkeypatch.setattr(ranking, "WORTH_THREADS", 0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    shared = [hardest_negatives(similarity, 20, mask) for mask in (None, exclude)]
-    for a, b in zip(alone, shared, strict=True):
-        assert torch.equal(a.positions, b.positions)
-        assert torch.equal(a.count, b.count)
-
-
 def test_a_last_bit_does_not_change_what_a_draw_picks():
     similarity = torch.rand(4, 500)
     moved = similarity * (1 + 2**-23)

@@ -3,9 +3,6 @@
 Axes: batch, width (negatives), N. A position is a slot of the queue.
 """
 
-from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
-
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -21,8 +18,6 @@ DEVICE_CHUNK_ELEMENTS = 2**28
 
 CACHE_ELEMENTS = 2**17
 """Numbers that stay in a core's cache from one pass to the next: 512 kB in float32."""
-WORTH_THREADS = 2**23
-"""Numbers that two threads rank faster than one: NumPy holds the interpreter for half of it."""
 
 SPARSE = 20
 """In rows so many times as wide as what is wanted, words of eight without any are the rule."""
@@ -63,7 +58,9 @@ def largest(values: Float[Tensor, "batch width"], number: int, all_there: bool =
     `all_there`: every row is known to have `number` values above -inf.
     """
     if not in_one_piece(values):
-        return _by_partition(values, number)
+        maxima = _block_maxima(values, number).numpy()
+        chosen, counts = _partition(values.numpy(), maxima, number)
+        return torch.from_numpy(chosen), torch.from_numpy(counts)
     found = values.topk(number, dim=1, sorted=False)
     if all_there:
         positions = found.indices.sort(dim=1).values
@@ -72,20 +69,6 @@ def largest(values: Float[Tensor, "batch width"], number: int, all_there: bool =
     # Of 64 bits it sorts last; its lower 32 are -1.
     positions = torch.where(there, found.indices, 2**32 - 1).sort(dim=1).values
     return positions.view(torch.int32)[:, ::2].long(), there.sum(dim=1)
-
-
-def _by_partition(values: Float[Tensor, "batch width"], number: int) -> Largest:
-    """By NumPy, a part of the rows in each of PyTorch's threads: it lets go of the interpreter."""
-    array, maxima = values.numpy(), _block_maxima(values, number).numpy()
-    threads = min(torch.get_num_threads(), len(array)) if array.size > WORTH_THREADS else 1
-    if threads == 1:
-        found = [_partition(array, maxima, number)]
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            several = np.array_split(array, threads), np.array_split(maxima, threads)
-            found = list(pool.map(_partition, *several, repeat(number)))
-    positions = joined([torch.from_numpy(each) for each, _ in found])
-    return positions, joined([torch.from_numpy(each) for _, each in found])
 
 
 def _block_maxima(values: Float[Tensor, "batch width"], number: int) -> Float[Tensor, "batch some"]:
