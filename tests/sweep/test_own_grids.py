@@ -368,6 +368,13 @@ def test_a_method_without_a_queue_is_not_asked_for_its_queue(tmp_path):
     assert asked["simclr"] == ("linear-cached", "knn")
 
 
+def test_a_trend_that_cannot_be_computed_says_why(file, tmp_path, trainer, capfd):
+    file.write_text(GRID.replace('over = "proxy_accuracy"', 'over = "synthetic_mass"'))
+    assert run_command(str(file), "--out", str(tmp_path / "out"), "--pairs") == 0
+    shown = " ".join(capfd.readouterr().out.split())
+    assert "No trend over synthetic_mass: weak-mochi, strong-mochi have no synthetic_mass" in shown
+
+
 def test_a_methods_own_settings_are_named_as_on_the_command_line(tmp_path):
     path = tmp_path / "pcl.toml"
     row = '\n[[row]]\nid = "pcl"\nmethod = "pcl"\nsettings.pcl.clusters = [10, 20]\n'

@@ -168,6 +168,20 @@ def trends(result: SweepResult, pairs: Sequence[Pairs]) -> list[FoundTrend]:
     return found
 
 
+def without_trend(result: SweepResult, found: Sequence[FoundTrend]) -> list[str]:
+    """Return a sentence for every trend of the grid that could not be computed."""
+    sentences = []
+    for trend in grid_named(result.options.grid).trends:
+        if any(each.trend == trend for each in found):
+            continue
+        without = [row for row in trend.rows if not values_over(trend.over, row, result)]
+        why = "no seed has finished runs of all its rows"
+        if without:
+            why = f"{', '.join(without)} have no {trend.over}; select rows with rows = [...]"
+        sentences.append(f"No trend over {trend.over}: {why}.")
+    return sentences
+
+
 def values_over(measure: str, row: str, result: SweepResult) -> dict[int, float]:
     """Return a trend's x values by seed: the baseline's, or the row's if it has none."""
     number = next((i for i, each in enumerate(result.measures) if each.id == measure), None)
