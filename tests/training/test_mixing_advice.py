@@ -13,13 +13,14 @@ from hardmix.training.mixing_advice import FINDINGS, Finding, mixing_advice
 from places import ROOT
 
 RESULTS = ROOT / "docs" / "results"
-SEEDS = {
-    "question-2-views": range(1, 7),
-    "question-1-strong": range(3, 9),
-    "question-1-weak": range(7, 9),
-    "question-2-mass": range(3, 9),
+REGIME = {
+    "data.name": "folder",
+    "data.num_images": 10_000,
+    "model.backbone": "small",
+    "train.epochs": 20,
+    "train.queue_size": 2048,
 }
-"""Of the pairs that count, by grid."""
+"""What all of them share; views and temperature differ."""
 
 
 def lines(*percent: float, epoch: int = 3):
@@ -27,16 +28,27 @@ def lines(*percent: float, epoch: int = 3):
     return [early, *({"epoch": epoch, "proxy_accuracy": each / 100} for each in percent)]
 
 
+def is_moco_or_mochi(config):
+    """Whether a run is MoCo-v2 or MoCHi (128, 128, 16) and nothing else."""
+    loss = config.get("loss", {})  # older records have none
+    usual = (
+        loss.get("weights", "none") == "none" and loss.get("denominator", "infonce") == "infonce"
+    )
+    mix = config["mix"]["num_hardest"], config["mix"]["num_pairs"], config["mix"]["num_with_query"]
+    mochi = mix == (128, 128, 16) and config["mix"]["strategy"] == "mochi"
+    return usual and not config["oracle"] and (config["method"] == "moco-v2" or mochi)
+
+
 def pairs_of_runs():
     """By views and temperature: measures of MoCo-v2 and of MoCHi (128, 128, 16), by seed."""
     found = defaultdict(lambda: defaultdict(dict))
     for file in (RESULTS / "records").glob("*.json"):
         record = json.loads(file.read_text())
-        config, seeds = record["config"], SEEDS.get(record["grid"], ())
-        mixed = config["mix"]["num_pairs"], config["mix"]["num_with_query"]
-        temperature = config["train"]["temperature"]
-        if record["seed"] in seeds and mixed in ((0, 0), (128, 16)):
-            where = config["data"]["augmentation"], config["data"]["min_scale"], temperature
+        config = record["config"]
+        here = {name: config[name.split(".")[0]][name.split(".")[1]] for name in REGIME}
+        if here == REGIME and config["method"] in ("moco-v2", "mochi") and is_moco_or_mochi(config):
+            data, temperature = config["data"], config["train"]["temperature"]
+            where = data["augmentation"], data["min_scale"], temperature
             found[where][record["seed"]][config["method"]] = record["measures"]
     return found
 
