@@ -57,6 +57,26 @@ def test_a_part_measures_every_variant_and_writes_their_ratios(part, tmp_path, m
     assert all(speed_tables.NAMES[name] in page for name in rows[0]["ratio"])
 
 
+def test_a_part_that_fails_does_not_lose_those_before_it(tmp_path):
+    def measure(job, tell):
+        if job.kind != "loss":
+            raise RuntimeError("the machine went away")
+        return here(job, tell)
+
+    out = tmp_path / "bench.json"
+    options = BenchOptions(parts=("loss", "memory"), out=out, quick=True, device="cpu")
+    with pytest.raises(RuntimeError, match="went away"):
+        suite.bench(options, run=measure)
+    assert json.loads(out.read_text())["parts"].keys() == {"loss"}
+    assert "plain MoCo" in out.with_suffix(".md").read_text()
+
+
+def test_a_benchmark_gives_no_advice_on_training(tmp_path, capfd):
+    out = tmp_path / "bench.json"
+    suite.bench(BenchOptions(parts=("step",), out=out, quick=True, device="cpu"), run=here)
+    assert "warning" not in capfd.readouterr().err
+
+
 def test_the_command_measures_in_a_fresh_process_and_says_what_it_leaves_out(tmp_path, capfd):
     out = tmp_path / "loss.json"
     with pytest.raises(SystemExit) as ended:

@@ -141,6 +141,6 @@ def train_on(processes: int, settings: dict[str, Any]) -> float:
         environment = os.environ | {"OMP_NUM_THREADS": threads}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} failed: {done.stderr[-2000:]}")
+            raise RuntimeError(f"{' '.join(command)} failed: {done.stderr}")
         speeds: list[float] = [line["images_per_second"] for line in Run(run).metrics()]
     return 1000 * images / statistics.median(speeds[len(speeds) // 2 :])  # by then it mixes

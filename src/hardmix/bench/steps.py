@@ -17,6 +17,7 @@ from hardmix.data.batches import Batch
 from hardmix.models.backbones import build_backbone
 from hardmix.models.heads import HEADS
 from hardmix.runs.folder import Run
+from hardmix.runtime.console import silent
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import DataConfig, ModelConfig, PretrainConfig, TrainConfig
 from hardmix.settings.loss_options import MixConfig
@@ -112,7 +113,8 @@ def build_training(
     config = step_config(size, method, precision, device, data)
     if variant.endswith(TOGETHER):
         config = replace(config, model=replace(config.model, key_bn_splits=1))
-    training = prepare(config, Run(run), Own(), StopRequest())
+    with silent():  # its warnings are about learning, and here only time is measured
+        training = prepare(config, Run(run), Own(), StopRequest())
     fill_queue(training)
     return training
 

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,18 +65,24 @@ def bench(options: BenchOptions, run: RunBenchJob = run_job) -> dict[str, Any]:
         say(f"Part {number} of {len(names)}: {name}")
         parts[name] = measure_part(name, setup, run)
         _show(tables_of(name, parts[name]))
-    judged = judge(parts, setup)
-    _show([limits_of(judged)])
-    say(how_many_met(judged))
+        report |= {"parts": parts, "limits": judge(parts, setup)}
+        report["load_average_after"] = load_average()
+        report["seconds"] = round(time.perf_counter() - began)
+        page = write_report(report, options.out)  # of every part: a later one may fail
+    _show([limits_of(report["limits"])])
+    say(how_many_met(report["limits"]))
     if busy := how_busy(row for rows in parts.values() for row in rows):
         say(busy)
-    report |= {"parts": parts, "limits": judged, "load_average_after": load_average()}
-    report["seconds"] = round(time.perf_counter() - began)
-    write_atomically(options.out, json.dumps(report, indent=1).encode() + b"\n")
-    page = options.out.with_suffix(".md")
-    write_atomically(page, "\n\n".join(sections_of(report).values()).encode() + b"\n")
     say(f"Took {report['seconds']} s. Wrote all results to {options.out} and the tables to {page}")
     return report
+
+
+def write_report(report: dict[str, Any], file: Path) -> Path:
+    """Write what was measured so far, and its tables next to it; returns their path."""
+    write_atomically(file, json.dumps(report, indent=1).encode() + b"\n")
+    page = file.with_suffix(".md")
+    write_atomically(page, "\n\n".join(sections_of(report).values()).encode() + b"\n")
+    return page
 
 
 def _show(tables: list[Table]) -> None:
