@@ -54,9 +54,11 @@ def is_recorded(options: SweepOptions, job: Job) -> bool:
 def write_record(options: SweepOptions, job: Job, record: RunRecord) -> Path:
     """Write the record of a finished and evaluated run.
 
-    If there is one already and only evaluations are added, the commit stays that of the training.
+    If there is one already and only evaluations are added, the commit stays that of the training,
+    and so do evaluations that another grid asked for.
     """
     earlier = read_record(options, job.name) or {}
+    kept = (name for name in earlier.get("evaluations", ()) if name in record.results)
     config = dataclasses.asdict(job.config)
     config["data"]["root"] = None
     facts = {
@@ -69,7 +71,7 @@ def write_record(options: SweepOptions, job: Job, record: RunRecord) -> Path:
             for measure in MEASURES
             if (value := measure.value(record)) is not None
         },
-        "evaluations": list(job.evaluations),
+        "evaluations": list(dict.fromkeys((*kept, *job.evaluations))),
         "training_seconds": number(record.results.get("pretrain", {}).get("seconds")),
         "images_per_second": _median_speed(record),
         "threads": torch.get_num_threads(),
