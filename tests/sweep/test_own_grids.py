@@ -355,6 +355,13 @@ def test_a_tiny_grid_for_real(tmp_path):
     assert added["commit"] == "c"
     assert added["measures"].pop("transfer") == 100  # a random network tells red from blue
     assert added["measures"] == mochi["measures"]
+    # Another grid with the same run asks for one more: what others asked for stays recorded.
+    third = tmp_path / "third.toml"
+    third.write_text(path.read_text().replace('"knn", ', '"knn", "embedding", '))
+    assert run_command(str(third), "--out", str(out), *chosen) == 0
+    again = json.loads(file.read_text())
+    assert {"transfer", "embedding"} <= set(again["evaluations"])
+    assert again["measures"]["transfer"] == 100
 
 
 def test_a_method_without_a_queue_is_not_asked_for_its_queue(tmp_path):
