@@ -230,7 +230,8 @@ def test_the_command_trains_a_file_and_shows_pairs(file, tmp_path, trainer, capf
         for line in lines
         if line["label"] == "weak-mochi" and line["measure"] == "linear-cached"
     )
-    assert (weak["over"], weak["pairs"], weak["counts"]) == ("MoCo-v2, weak", "3", "yes, higher")
+    facts = weak["over"], weak["pairs"], weak["significant"]
+    assert facts == ("MoCo-v2, weak", "3", "yes, higher")
     assert [float(weak[f"seed_{seed}"]) for seed in (1, 2, 3)] == pytest.approx([1.9, 2.0, 2.1])
     facts = json.loads((out / "views-pairs.json").read_text())
     trends = {
@@ -380,6 +381,15 @@ def test_a_trend_that_cannot_be_computed_says_why(file, tmp_path, trainer, capfd
     assert run_command(str(file), "--out", str(tmp_path / "out"), "--pairs") == 0
     shown = " ".join(capfd.readouterr().out.split())
     assert "No trend over synthetic_mass: weak-mochi, strong-mochi have no synthetic_mass" in shown
+
+
+def test_a_trend_of_a_single_row_has_no_slope_and_says_so(file, tmp_path, trainer, capfd):
+    over = 'over = "proxy_accuracy"'
+    file.write_text(GRID.replace(over, f'{over}\nrows = ["weak-mochi"]'))
+    assert run_command(str(file), "--out", str(tmp_path / "out"), "--pairs") == 0
+    shown = " ".join(capfd.readouterr().out.split())
+    assert "No trend over proxy_accuracy: a slope needs at least two rows" in shown
+    assert "nan" not in (tmp_path / "out" / "views-pairs.json").read_text().casefold()
 
 
 def test_a_methods_own_settings_are_named_as_on_the_command_line(tmp_path):

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from hardmix.settings.loss_options import LossConfig, MixConfig
 from hardmix.settings.recipes import demo
 from hardmix.sweep.pairs import student_interval
 from hardmix.training import mixing_advice as advice
-from hardmix.training.mixing_advice import FINDINGS, Finding, mixing_advice
+from hardmix.training.mixing_advice import FINDINGS, Finding, Gain, mixing_advice
 from places import ROOT
 
 RESULTS = ROOT / "docs" / "results"
@@ -57,14 +58,17 @@ def test_the_findings_are_those_of_the_records():
     expected = []
     for (_, _, temperature), by_seed in pairs_of_runs().items():
         both = [each for each in by_seed.values() if len(each) == 2]
-        gains = [each["mochi"]["linear-cached"] - each["moco-v2"]["linear-cached"] for each in both]
+        if not both:
+            continue  # MoCo-v2 alone, at temperatures that were compared without mixing
         proxy = [each["moco-v2"]["proxy_accuracy"] for each in both]
-        interval = student_interval(gains)
-        numbers = sum(proxy) / len(proxy), interval.mean, interval.low, interval.high
-        expected.append((*numbers, temperature, len(both)))
-    assert sorted(list(each) for each in FINDINGS) == [
-        pytest.approx(each, abs=0.006) for each in sorted(expected)
-    ]
+        numbers = [sum(proxy) / len(proxy)]
+        for measure in ("linear-cached", "knn"):
+            gains = [each["mochi"][measure] - each["moco-v2"][measure] for each in both]
+            interval = student_interval(gains)
+            numbers += [interval.mean, interval.low, interval.high]
+        expected.append([*numbers, temperature, len(both)])
+    found = [[f.proxy_accuracy, *f.probe, *f.knn, f.temperature, f.pairs] for f in FINDINGS]
+    assert sorted(found) == [pytest.approx(each, abs=0.006) for each in sorted(expected)]
 
 
 def test_a_low_temperature_is_told_what_was_found_at_a_low_one():
@@ -74,23 +78,54 @@ def test_a_low_temperature_is_told_what_was_found_at_a_low_one():
     assert "temperature 0.1" in mixing_advice(low, lines(60))
 
 
+UP, UNCLEAR, DOWN = Gain(0.5, 0.1, 0.9), Gain(0.1, -0.3, 0.5), Gain(-0.5, -0.9, -0.1)
+
+
 @pytest.mark.parametrize(
-    ("finding", "words"),
+    ("probe", "knn", "words"),
     [
-        (Finding(60, 0.5, 0.1, 0.9), "expected to help a little"),
-        (Finding(60, 0.1, -0.3, 0.5), "do not count on mixing"),
-        (Finding(60, -0.5, -0.9, -0.1), "not expected to help"),
+        (UP, UP, "mixing is expected to help a little."),
+        (UP, UNCLEAR, "mixing is expected to help a little."),
+        (UNCLEAR, UNCLEAR, "mixing is not expected to make a clear difference."),
+        (UNCLEAR, UP, "mixing is not expected to make a clear difference, except by k-NN."),
+        (DOWN, UNCLEAR, "still too hard for this encoder, so mixing is not expected to help yet."),
+        (DOWN, UP, "mixing is not expected to help yet, except by k-NN."),
     ],
 )
-def test_the_words_say_what_the_interval_supports(monkeypatch, finding, words):
-    far = Finding(5, 9, 8, 10)
-    monkeypatch.setattr(advice, "FINDINGS", (far, finding))
+def test_the_words_say_what_the_intervals_support(monkeypatch, probe, knn, words):
+    far = Finding(5, Gain(9, 8, 10), Gain(9, 8, 10))
+    monkeypatch.setattr(advice, "FINDINGS", (far, Finding(70, probe, knn)))
     text = mixing_advice(demo("mochi"), lines(70, 74))
-    assert text.startswith("Proxy accuracy 72 %:")
+    assert text.startswith("Proxy accuracy 72 %: ")
     assert words in text
-    assert f"{finding.gain:+.2f}" in text
-    assert f"{finding.low:+.2f} to {finding.high:+.2f}" in text
+    for gain in (probe, knn):
+        assert f"{gain.mean:+.2f} ({gain.low:+.2f} to {gain.high:+.2f})" in text
     assert "docs/results.md" in text
+
+
+def test_a_run_unlike_those_measured_is_told_so():
+    config = demo("mochi")
+    low = replace(config, train=replace(config.train, temperature=0.07))
+    unlike = "we have trained no pairs like this run; going by the nearest"
+    assert unlike not in mixing_advice(config, lines(60))
+    assert unlike in mixing_advice(config, lines(30))  # between 14 % and 47 %
+    assert unlike in mixing_advice(low, lines(69))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"loss": LossConfig(weights="hardness")},
+        {"loss": LossConfig(denominator="hcl")},
+        {"loss": LossConfig(filter="above-positive")},
+        {"mix": MixConfig(strategy="synco")},
+        {"oracle": True},
+    ],
+    ids=str,
+)
+def test_other_losses_are_told_nothing(changed):
+    """The findings are of plain MoCo-v2 and MoCHi: hardness weighting, for one, gains nothing."""
+    assert mixing_advice(replace(demo("mochi"), **changed), lines(73)) is None
 
 
 def test_methods_without_a_proxy_task_and_runs_without_lines_are_told_nothing():

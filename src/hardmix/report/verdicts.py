@@ -74,7 +74,10 @@ def _verdict(group: SeedGroup, run: RunRecord, facts: Mapping[str, Any]) -> Verd
         label=run.label,
         group=group.number,
         text=facts["text"],
-        advice=[*_texts(facts.get("next")), *_texts(facts.get("mixing"))],
+        advice=[
+            *_texts(facts.get("next")),
+            *(f"Mixing: {text}" for text in _texts(facts.get("mixing"))),
+        ],
         better=better if isinstance(better, bool) else None,
         about=_about(facts) if numbers else "",
         numbers=numbers,

@@ -28,8 +28,11 @@ def gains_over(
 ) -> list[Picture]:
     """Draw a figure for every trend: all rows with a gain, and the line of the trend's rows."""
     pictures = []
+    of_both = {pair.measure.id for pair in pairs}
     titles = {
-        measure.id: f"{measure.title} (%)" if measure.percent else measure.title
+        measure.id: measure.title
+        + " of the baseline" * (measure.id in of_both)
+        + " (%)" * measure.percent
         for measure in result.measures
     }
     for each in found:

@@ -86,7 +86,7 @@ def _as_csv(result: SweepResult, pairs: Sequence[Pairs]) -> str:
     """Return a line for every row and measure, with each seed's difference."""
     out = io.StringIO()
     seeds = list(result.options.every_seed)
-    names = ["label", "over", "measure", "pairs", "mean", "low", "high", "counts"]
+    names = ["label", "over", "measure", "pairs", "mean", "low", "high", "significant"]
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*names, *(f"seed_{seed}" for seed in seeds)])
     for each in pairs:
@@ -100,7 +100,7 @@ def _as_csv(result: SweepResult, pairs: Sequence[Pairs]) -> str:
 def _as_latex(result: SweepResult, pairs: Sequence[Pairs]) -> str:
     """Return a table environment that needs no LaTeX package."""
     rule = r"\hline"
-    columns = ["", "over", "measure", "pairs", "difference", "counts"]
+    columns = ["", "over", "measure", "pairs", "difference", "significant"]
     body = []
     for each in pairs:
         row, over, number, text, word = _cells(each)
@@ -152,6 +152,6 @@ def _interval_facts(interval: Interval, by_seed: dict[int, float]) -> dict[str, 
         "mean": interval.mean,
         "low": interval.low,
         "high": interval.high,
-        "counts": None if interval.sign is None else interval.sign != 0,
+        "significant": None if interval.sign is None else interval.sign != 0,
         "by_seed": {str(seed): value for seed, value in by_seed.items()},
     }

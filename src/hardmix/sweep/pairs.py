@@ -159,10 +159,11 @@ def trends(result: SweepResult, pairs: Sequence[Pairs]) -> list[FoundTrend]:
             chosen = [gains.get(row, {}) for row in trend.rows]
             slopes, means = {}, {}
             for seed in result.options.every_seed:
-                if all(seed in each for each in (*over, *chosen)):
-                    y = [each[seed] for each in chosen]
-                    slopes[seed] = slope([each[seed] / unit for each in over], y)
-                    means[seed] = sum(y) / len(y)
+                if not all(seed in each for each in (*over, *chosen)):
+                    continue
+                x, y = [each[seed] / unit for each in over], [each[seed] for each in chosen]
+                if len(set(x)) > 1:  # rows that do not differ have no slope
+                    slopes[seed], means[seed] = slope(x, y), sum(y) / len(y)
             if means:
                 found.append(FoundTrend(trend, measure, slopes, means))
     return found
@@ -175,9 +176,11 @@ def without_trend(result: SweepResult, found: Sequence[FoundTrend]) -> list[str]
         if any(each.trend == trend for each in found):
             continue
         without = [row for row in trend.rows if not values_over(trend.over, row, result)]
-        why = "no seed has finished runs of all its rows"
+        why = f"no seed has finished runs of all its rows, with different {trend.over}"
         if without:
             why = f"{', '.join(without)} have no {trend.over}; select rows with rows = [...]"
+        elif len(trend.rows) < 2:
+            why = "a slope needs at least two rows with a baseline"
         sentences.append(f"No trend over {trend.over}: {why}.")
     return sentences
 
@@ -199,9 +202,7 @@ def _unit(measure: str, result: SweepResult) -> float:
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the slope of the least-squares line."""
+    """Return the slope of the least-squares line; `x` has at least two different values."""
     middle_x, middle_y = sum(x) / len(x), sum(y) / len(y)
     spread = sum((each - middle_x) ** 2 for each in x)
-    if spread == 0:
-        return math.nan  # rows that do not differ have no slope
     return sum((a - middle_x) * (b - middle_y) for a, b in zip(x, y, strict=True)) / spread

@@ -40,9 +40,16 @@ class GainPoint(NamedTuple):
     """Whether the line is fitted to it."""
 
 
-def forest(lines: Sequence[GainLine], measure: str, name: str, percent: bool = True) -> Picture:
+def forest(
+    lines: Sequence[GainLine],
+    measure: str,
+    name: str,
+    percent: bool = True,
+    what: str = "Differences by seed",
+) -> Picture:
     """Draw every row's mean difference with its interval, and each seed as a faint point."""
-    title = f"Differences by seed, {measure}"
+    measure = _within(measure)
+    title = f"{what}, {measure}"
     with canvas(title, 1.0 + 0.34 * len(lines)) as figure:
         axes = figure.subplots()
         for place, line in enumerate(lines):
@@ -68,7 +75,9 @@ def forest(lines: Sequence[GainLine], measure: str, name: str, percent: bool = T
 
 def gain_over(points: Sequence[GainPoint], over: str, measure: str, name: str) -> Picture:
     """Draw gains over another measure, with the least-squares line of the fitted points."""
+    measure = _within(measure)
     title = f"Gain in {measure} over {over}"
+    points = sorted(points, key=_middle)
     with canvas(title, 3.6) as figure:
         axes = figure.subplots()
         handles = [_draw_point(axes, point, number) for number, point in enumerate(points)]
@@ -122,6 +131,11 @@ def _line(points: Sequence[GainPoint]) -> list[tuple[float, float]] | None:
 
 def _middle(point: GainPoint) -> tuple[float, float]:
     return sum(point.over) / len(point.over), sum(point.gains) / len(point.gains)
+
+
+def _within(title: str) -> str:
+    """Return a title as it stands within a sentence: k-NN and AP keep their capitals."""
+    return title[:1].lower() + title[1:] if title[1:2].islower() else title
 
 
 def _counted(line: GainLine) -> str:
