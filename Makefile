@@ -27,6 +27,7 @@ check: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/python docs/symbols.py
 	$(BIN)/python docs/performance.py --check
+	$(BIN)/python docs/results.py --check
 	$(BIN)/python docs/api.py --check
 
 format: $(READY)
@@ -35,6 +36,7 @@ format: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/performance.py
+	$(BIN)/python docs/results.py
 	$(BIN)/python docs/api.py
 
 # CIFAR and JPEG are folders of real images; without them, generated ones. About 45 minutes.

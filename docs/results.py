@@ -4,69 +4,136 @@
 
 For each grid in docs/results/grids it writes tables into docs/results/tables and figures into
 docs/results/tables/figures, as `hardmix sweep GRID --collect --pairs` does; nothing is trained.
-Then it draws MoCHi's gains of all questions in one figure for each accuracy, `everywhere-*`.
+Then it draws the figures of docs/results.md, which combine grids, and writes the tables of the page
+and of the README. With --check it only says whether these are as the records have them.
 """
 
-import json
 import os
+import shutil
+import sys
 from pathlib import Path
 
-from hardmix.analysis.figures.paired_gains import GainLine, forest
+from results_page import OWN_VIEWS, WEAK_VIEWS, Evidence, Row, filled, runs_of
+
+from hardmix.analysis.figures.paired_gains import GainLine, GainPoint, forest, gain_over
 from hardmix.analysis.figures.picture import save
 from hardmix.sweep.own_grids import read_grid
 from hardmix.sweep.pairs import student_interval
-from hardmix.sweep.planning import SweepOptions
+from hardmix.sweep.planning import SweepOptions, make_plan
+from hardmix.sweep.results import collect
 from hardmix.sweep.sweeping import sweep
 
-FOLDER = Path(os.path.relpath(Path(__file__).parent / "results"))
+HERE = Path(__file__).parent
+FOLDER = Path(os.path.relpath(HERE / "results"))
 """Relative: tables hold their command, and no path of a machine."""
 TABLES = FOLDER / "tables"
+PAGES = (HERE / "results.md", HERE.parent / "README.md")
 
 EVERYWHERE = (
-    ("question-2-views", "colour-0.08-mochi", "crops from 0.08, colours"),
-    ("question-1-strong", "both", "MoCo-v2's own views"),
-    ("question-2-views", "colour-0.6-mochi", "crops from 0.6, colours"),
-    ("question-2-views", "plain-0.08-mochi", "crops from 0.08"),
-    ("question-2-views", "plain-0.2-mochi", "crops from 0.2"),
-    ("question-2-views", "plain-0.6-mochi", "crops from 0.6"),
-    ("question-5", "strong-mochi", "MoCo-v2's own views, fresh seeds"),
-    ("question-5", "weak-mochi", "crops from 0.2, fresh seeds"),
-    ("question-2-mass", "tau-0.2-mochi", "crops from 0.2, seeds 3 to 8"),
-    ("question-2-mass", "less", "the same, a quarter of the points"),
-    ("question-2-mass", "more", "the same, four times the points"),
-    ("question-2-mass", "tau-0.4-mochi", "the same, temperature 0.4"),
-    ("question-2-mass", "tau-0.1-mochi", "the same, temperature 0.1"),
-    ("question-3", "images-500-mochi", "MoCo-v2's views, 500 images"),
-    ("question-3", "images-2000-mochi", "MoCo-v2's views, 2,000 images"),
-    ("question-3", "quarter-mochi", "MoCo-v2's views, K = 512"),
+    ("question-2-views/colour-0.08-mochi", "crops from 0.08, colours"),
+    ("question-1-strong/both", "MoCo-v2's own views"),
+    ("question-2-views/colour-0.6-mochi", "crops from 0.6, colours"),
+    ("question-2-views/plain-0.08-mochi", "crops from 0.08"),
+    ("question-2-views/plain-0.2-mochi", "crops from 0.2"),
+    ("question-2-views/plain-0.6-mochi", "crops from 0.6"),
+    ("question-5/strong-mochi", "MoCo-v2's own views, fresh seeds"),
+    ("question-5/weak-mochi", "crops from 0.2, fresh seeds"),
+    ("question-2-mass/tau-0.2-mochi", "crops from 0.2, seeds 3 to 8"),
+    ("question-2-mass/less", "the same, a quarter of the points"),
+    ("question-2-mass/more", "the same, four times the points"),
+    ("question-2-mass/tau-0.4-mochi", "the same, temperature 0.4"),
+    ("question-2-mass/tau-0.1-mochi", "the same, temperature 0.1"),
+    ("question-3/images-500-mochi", "MoCo-v2's views, 500 images"),
+    ("question-3/images-2000-mochi", "MoCo-v2's views, 2,000 images"),
+    ("question-3/quarter-mochi", "MoCo-v2's views, K = 512"),
 )
-"""Grid, row and what is different there: MoCHi over MoCo-v2, six pairs each."""
+"""Runs, and what is different there: MoCHi over MoCo-v2, six pairs each."""
+OVER_PROXY = (
+    ("question-2-views/colour-0.08-mochi", "crops from 0.08, colours", True),
+    (OWN_VIEWS, "crops from 0.2, colours: MoCo-v2's own views", True),
+    ("question-2-views/colour-0.6-mochi", "crops from 0.6, colours", True),
+    ("question-2-views/plain-0.08-mochi", "crops from 0.08", True),
+    (WEAK_VIEWS, "crops from 0.2", True),
+    ("question-2-views/plain-0.6-mochi", "crops from 0.6", True),
+    ("question-3/images-500-mochi", "own views, 500 images", False),
+    ("question-3/images-2000-mochi", "own views, 2,000 images", False),
+    ("question-3/quarter-mochi", "own views, K = 512", False),
+    ("question-2-other-means/wider-mochi", "own views, twice as wide", False),
+    ("question-2-other-means/longer-mochi", "own views, 60 epochs", False),
+)
+"""Runs at temperature 0.2 with six pairs or more, what they are, whether only their views differ."""
 ACCURACIES = {"linear-cached": "the linear probe", "knn": "k-NN"}
 
 
 def main() -> None:
-    """One grid after another, then all of them."""
-    for file in sorted((FOLDER / "grids").glob("*.toml")):
-        grid = read_grid(str(file))
-        options = SweepOptions(
-            grid=str(file),
-            out=TABLES,
-            records=FOLDER / "records",
-            seeds=grid.seeds,
-            first_seed=grid.first_seed,
-        )
+    """One grid after another, then what combines them."""
+    grids = [_options(file) for file in sorted((FOLDER / "grids").glob("*.toml"))]
+    evidence = {name: row for options in grids for name, row in read(options).items()}
+    pages = {page: filled(page.read_text(), evidence) for page in PAGES}
+    if "--check" in sys.argv:
+        stale = [page.name for page, text in pages.items() if text != page.read_text()]
+        sys.exit(f"{', '.join(stale)}: old tables, run `python docs/results.py`." if stale else 0)
+    for page, text in pages.items():
+        page.write_text(text)
+    for options in grids:
         sweep(options, collect_only=True, pairs=True)
+    draw(evidence)
+
+
+def _options(file: Path) -> SweepOptions:
+    grid = read_grid(str(file))
+    return SweepOptions(
+        grid=str(file),
+        out=TABLES,
+        records=FOLDER / "records",
+        seeds=grid.seeds,
+        first_seed=grid.first_seed,
+    )
+
+
+def read(options: SweepOptions) -> Evidence:
+    """Return every row of a grid with its runs and its baseline's."""
+    result = collect(make_plan(options))
+    found = {}
+    for line in result.lines:
+        runs: dict[int, dict[str, float]] = {}
+        for measure, values in zip(result.measures, line.cells, strict=True):
+            for seed, value in values.values.items():
+                runs.setdefault(seed, {})[measure.id] = value
+        found[line.row.id] = (runs, line.row.baseline)
+    return {
+        f"{options.grid_name}/{name}": Row(runs, found[base][0] if base else {})
+        for name, (runs, base) in found.items()
+    }
+
+
+def draw(evidence: Evidence) -> None:
+    """Draw all of MoCHi's gains, and those at temperature 0.2 over the proxy accuracy."""
     for measure, title in ACCURACIES.items():
-        lines = [gain(grid, row, label, measure) for grid, row, label in EVERYWHERE]
-        save(forest(lines, title, f"everywhere-{measure}"), TABLES / "figures")
+        lines = []
+        for runs, label in EVERYWHERE:
+            differences = tuple(runs_of(runs, evidence).differences(measure))
+            lines.append(GainLine(label, differences, student_interval(differences).half))
+        name, what = f"everywhere-{measure}", "MoCHi minus MoCo-v2 by seed"
+        save(forest(lines, title, name, what=what), TABLES / "figures")
+        points = [
+            _point(runs_of(runs, evidence), label, views, measure)
+            for runs, label, views in OVER_PROXY
+        ]
+        over = "proxy accuracy of MoCo-v2 (%)"
+        save(gain_over(points, over, title, f"over-proxy-{measure}"), TABLES / "figures")
+    for name, figure in {
+        "results-gain": "over-proxy-linear-cached",
+        "results-everywhere": "everywhere-linear-cached",
+    }.items():
+        shutil.copyfile(TABLES / "figures" / f"{figure}.png", HERE / f"{name}.png")
 
 
-def gain(grid: str, row: str, label: str, measure: str) -> GainLine:
-    """The differences of a row, as its grid's tables have them."""
-    pairs = json.loads((TABLES / f"{grid}-pairs.json").read_text())["pairs"]
-    (found,) = (each for each in pairs if (each["id"], each["measure"]) == (row, measure))
-    differences = tuple(found["by_seed"].values())
-    return GainLine(label, differences, student_interval(differences).half)
+def _point(row: Row, label: str, views: bool, measure: str) -> GainPoint:
+    seeds = [seed for seed in row.ours if seed in row.base]
+    over = tuple(row.base[seed]["proxy_accuracy"] for seed in seeds)
+    gains = tuple(row.differences(measure))
+    return GainPoint(label, over, gains, student_interval(gains).half, in_line=views)
 
 
 if __name__ == "__main__":
