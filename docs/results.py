@@ -60,7 +60,7 @@ OVER_PROXY = (
     ("question-2-other-means/wider-mochi", "MoCo-v2's views, twice as wide", False),
     ("question-2-other-means/longer-mochi", "MoCo-v2's views, 60 epochs", False),
 )
-"""Runs at temperature 0.2, six pairs or more; what they are, and whether only their views differ."""
+"""Runs at temperature 0.2, six pairs or more; what they are; whether only their views differ."""
 ACCURACIES = {"linear-cached": "the linear probe", "knn": "k-NN"}
 
 
