@@ -3,8 +3,9 @@
     python benchmarks/gpu_counts.py
 
 ResNet-50, 32 images, K = 16384, MoCHi (1024, 1024, 128), on one process. Images are of 64 pixels:
-their size changes no count. The peers' steps are those of hardmix.bench, their views are made by
-worker processes on CPUs; ours are made on the GPU and counted by themselves.
+their size changes no count. The loss by itself is that of raw vectors. The peers' steps are those
+of hardmix.bench, their views are made by worker processes on CPUs; ours are made on the GPU and
+counted by themselves.
 """
 
 import logging
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import torch
 
 from gpu_events import gpu
+from hardmix import MemoryQueue, MochiLoss
 from hardmix.bench.steps import StepSize, build_step, random_batch
 from hardmix.data.augment import colour_views, make_views
 from hardmix.settings.config import DataConfig
@@ -48,6 +50,24 @@ def main() -> None:
             show(name, log)
             if variant == "mochi_fp32":
                 show("the same without the loss itself", outside_the_loss(log))
+    for batch in (32, 256):
+        count_loss(batch)
+    count_views()
+
+
+def count_loss(batch: int) -> None:
+    """The loss by itself, with PyTorch's random numbers, forward and backward."""
+    with gpu() as log:
+        query = torch.randn(batch, 128, device="cuda", requires_grad=True)
+        key = torch.randn(batch, 128, device="cuda")
+        negatives = MemoryQueue.prefilled(torch.randn(SIZE.queue, 128)).to("cuda")
+        log.clear()
+        MochiLoss()(query, key, negatives).backward()
+        show(f"hardmix, the loss by itself, {batch} queries", log)
+
+
+def count_views() -> None:
+    """Colours, and the crops of images in memory."""
     config, ids = DataConfig(image_size=64), torch.arange(32)
     with gpu() as log:
         crops = torch.randint(0, 256, (2, 32, 3, 64, 64), dtype=torch.uint8).to("cuda")

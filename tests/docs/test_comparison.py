@@ -95,6 +95,11 @@ def sizes(recipe: str, processes: int) -> tuple[int, int, int]:
     return train.batch_size, train.batch_size // processes, train.queue_size
 
 
+def num_points(recipe: str) -> int:
+    mix = RECIPES[recipe].build("mochi", False).mix
+    return mix.num_pairs + mix.num_with_query
+
+
 def test_the_counts_of_the_network_are_the_real_ones(parameters, flop, activations):
     assert cells("P ")[2] == f"{parameters:,}"
     assert cells("F ")[2] == f"{flop:,}"
@@ -111,10 +116,11 @@ def test_the_memory_table_is_its_formulas(parameters, activations):
         fixed = 16 * parameters
         buckets = 4 * parameters * (n > 1)
         kept = 2 * (4 * parameters + queue)
-        similarities = 2 * 4 * b * k
+        similarities = 3 * 4 * b * k
+        points = 4 * 128 * (b * num_points(recipe) + k)
         views = IMAGE_BYTES * (5 * b + 2 * b * (n > 1))
         passes = 4 * b * MAP_BYTES
-        common = fixed + buckets + queue + kept + similarities + views
+        common = fixed + buckets + queue + kept + similarities + points + views
         fp32 = common + b * activations["fp32"] + passes
         bf16 = common + b * activations["bf16"] + passes / 2 + 2 * parameters
         for start, text in [
@@ -123,6 +129,7 @@ def test_the_memory_table_is_its_formulas(parameters, activations):
             ("queue, labels", f"{queue / 1e6:.1f} MB"),
             ("key encoder and queue", f"{kept / 1e6:.0f} MB"),
             ("similarities", f"{similarities / 1e6:.1f} MB"),
+            ("MoCHi's points", f"{points / 1e6:.1f} MB"),
             ("views", f"{views / 1e6:.0f} MB"),
             ("activations, fp32", f"{b * activations['fp32'] / 1e9:.2f} GB"),
             ("activations, bf16", f"{b * activations['bf16'] / 1e9:.2f} GB"),

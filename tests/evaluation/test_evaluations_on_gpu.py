@@ -31,6 +31,24 @@ from hardmix.settings.detection_options import SCHEDULES
 from hardmix.settings.evaluation_options import FinetuneConfig
 from pretended_gpu import GPU
 
+MOST_LAUNCHES = {
+    "features, four batches": 30,  # counted: 28
+    "an epoch of linear, four batches": 335,  # 326
+    "k-NN, four parts": 360,  # 350, each query left out of its own neighbours
+    "a probe, sgd": 785,  # 767
+    "a probe, lbfgs": 2500,  # 2086: its line search decides
+    "an epoch of fine-tuning, four batches": 355,  # 348
+    "a detector's step, voc": 700,  # 687
+    "a detector's step, coco": 750,  # 735
+    "detecting, voc": 185,  # 178
+    "detecting, coco": 2050,  # 2010, of 100 masks
+}
+"""With the small networks and sets of these tests."""
+
+
+def assert_few_launches(log, what, times=1):
+    assert len(log.launches) <= times * MOST_LAUNCHES[what], log.by_place(log.launches)
+
 
 def images_of(number):
     pixels = torch.randint(0, 256, (number, 3, 40, 36), dtype=torch.uint8)
@@ -47,6 +65,7 @@ def test_features_are_read_a_batch_late():
         found = extract(trunk, images_of(60), data, compute=FP32, batch_size=15)
         assert len(log.synchronisations) == expected
         assert (log.blocking_copies, log.mixed_devices) == ([], [])
+        assert_few_launches(log, "features, four batches")
     assert found.features.shape == (60, 4 * 22 * 22)
 
 
@@ -65,6 +84,7 @@ def test_a_linear_classifier_is_trained_without_waiting():
         train_epoch(evaluated, training, 1, meter)
         assert len(log.synchronisations) == 1  # the mean loss of the epoch
         assert (log.blocking_copies, log.mixed_devices) == ([], [])
+        assert_few_launches(log, "an epoch of linear, four batches")
 
 
 @pytest.mark.parametrize("leave_one_out", [False, True])
@@ -82,6 +102,7 @@ def test_nearest_neighbours_vote_without_waiting(leave_one_out, monkeypatch):
         found = knn.knn_accuracy(*there, *there, k=9, leave_one_out=leave_one_out)
         assert len(log.synchronisations) == 2  # the labels' range, the accuracy
         assert (log.blocking_copies, log.mixed_devices) == ([], [])
+        assert_few_launches(log, "k-NN, four parts")
     assert found == pytest.approx(expected)
 
 
@@ -94,9 +115,11 @@ def test_a_probe_on_features_waits_for_its_solver_alone():
         assert len(log.synchronisations) == 2  # the labels' range, the accuracy
         assert [entry.what for entry in log.blocking_copies] == ["to", "to"]  # first weights
         assert log.mixed_devices == []
+        assert_few_launches(log, "a probe, sgd")
         log.clear()
         probe.probe_accuracy(*there, *there, solver="lbfgs")  # its line search compares numbers
         assert (len(log.blocking_copies), log.mixed_devices) == (2, [])
+        assert_few_launches(log, "a probe, lbfgs")
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -110,16 +133,18 @@ def test_fine_tuning_never_waits_for_a_step():
             finetune.train(SimpleNamespace(**parts), trunk.to("cuda"), options)
             assert (log.synchronisations, log.mixed_devices) == ([], [])
             assert len(log.blocking_copies) == 4  # the network's, before its first step
+            assert_few_launches(log, "an epoch of fine-tuning, four batches", epochs)
 
 
 class Batches:
-    """Two images and their objects at each step."""
+    """Two images and their objects, with masks, at each step."""
 
     def read(self, first, stop):
         for _ in range(first, stop):
             image = torch.randint(0, 256, (3, 96, 80), dtype=torch.uint8)
             boxes = torch.tensor([[4.0, 4, 40, 50], [30, 20, 70, 90]])
-            target = Target(send(boxes, GPU), send(torch.tensor([0, 1]), GPU))
+            masks = torch.rand(2, 96, 80) < 0.5
+            target = Target(*(send(x, GPU) for x in (boxes, torch.tensor([0, 1]), masks)))
             yield [send(image, GPU)] * 2, [target] * 2
 
 
@@ -129,10 +154,11 @@ the sizes of what follows, as in detectron2."""
 
 
 @pytest.mark.usefixtures("unchecked_types")
-def test_a_detectors_step_reads_sizes_alone_and_copies_nothing_back(tmp_path):
+@pytest.mark.parametrize("task", ["voc", "coco"])
+def test_a_detectors_step_reads_sizes_alone_and_copies_nothing_back(task, tmp_path):
     torch.manual_seed(0)
     trunk = ResNet(Bottleneck, [1, 1, 1, 1], width_per_group=8)
-    config = SCHEDULES["voc", "short"]
+    config = SCHEDULES[task, "short"]
     with gpu() as log, progress("test", 9) as meter:
         detector = build_detector(trunk, 2, config, GPU)
         assert isinstance(detector, C4Detector)
@@ -147,24 +173,29 @@ def test_a_detectors_step_reads_sizes_alone_and_copies_nothing_back(tmp_path):
         assert len(log.synchronisations) - 1 <= 2 * MOST_READS, log.by_place(log.synchronisations)
         assert log.blocking_copies == [], log.by_place(log.blocking_copies)
         assert log.mixed_devices == []
+        assert_few_launches(log, f"a detector's step, {task}")
 
 
 MOST_READS_OF_A_DETECTION = 8
 """How many boxes are large enough and survive NMS, in both stages, and then the results."""
+MOST_READS_OF_MASKS = {"voc": 0, "coco": 2}
+"""The result, and the corners of all boxes that masks are pasted into."""
 
 
 @pytest.mark.usefixtures("unchecked_types")
-def test_detecting_reads_sizes_and_its_results_alone():
+@pytest.mark.parametrize("task", ["voc", "coco"])
+def test_detecting_reads_sizes_and_its_results_alone(task):
     torch.manual_seed(0)
     trunk = ResNet(Bottleneck, [1, 1, 1, 1], width_per_group=8)
     picture = torch.randint(0, 256, (3, 96, 80), dtype=torch.uint8)
     sample = SimpleNamespace(height=48, width=40)
     with gpu() as log:
-        detector = build_detector(trunk, 2, SCHEDULES["voc", "short"], GPU).eval()
+        detector = build_detector(trunk, 2, SCHEDULES[task, "short"], GPU).eval()
         log.clear()
         found = find_in(detector, SimpleNamespace(sample=sample, image=picture), FP32)
         waits = len(log.synchronisations) + len(log.blocking_copies)
         places = log.by_place(log.synchronisations), log.by_place(log.blocking_copies)
-        assert waits <= MOST_READS_OF_A_DETECTION, places
+        assert waits <= MOST_READS_OF_A_DETECTION + MOST_READS_OF_MASKS[task], places
         assert log.mixed_devices == []
+        assert_few_launches(log, f"detecting, {task}")
     assert found.boxes.shape[1] == 4

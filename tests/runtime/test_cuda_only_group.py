@@ -41,9 +41,10 @@ def train(number, port, out):
     torch.distributed.destroy_process_group()
 
 
-def test_pretrain_within_a_group_that_refuses_tensors_on_cpus(tmp_path):
+def test_pretrain_within_a_group_that_refuses_tensors_on_cpus(tmp_path, capfd):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     torch.multiprocessing.spawn(train, (port, tmp_path), nprocs=2)
     assert state_of(tmp_path / "whole") != state_of(tmp_path / "stopped")  # a third epoch
+    assert capfd.readouterr().out.count("Done: ") == 3  # rank 0 alone

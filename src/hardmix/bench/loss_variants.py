@@ -100,10 +100,16 @@ def lightly_bank(shape: LossShape, negatives: Tensor) -> Loss:
 
 
 def hardmix_mochi(shape: LossShape, negatives: Tensor) -> Loss:
-    """The loss of hardmix."""
+    """The loss of hardmix with a queue."""
     mochi = MochiLoss(*shape[2:], temperature=TEMPERATURE)
     memory = MemoryQueue.prefilled(negatives)
     return lambda query, key: mochi(query, key, memory)
+
+
+def hardmix_tensor(shape: LossShape, negatives: Tensor) -> Loss:
+    """The loss of hardmix with a plain tensor, whose lengths it must look at itself."""
+    mochi = MochiLoss(*shape[2:], temperature=TEMPERATURE)
+    return lambda query, key: mochi(query, key, negatives)
 
 
 def hardmix_moco(shape: LossShape, negatives: Tensor) -> Loss:
@@ -116,6 +122,7 @@ VARIANTS: dict[str, Callable[[LossShape, Tensor], Loss]] = {
     "materialised": materialised_mochi,
     "lightly": lightly_bank,
     "hardmix": hardmix_mochi,
+    "hardmix_tensor": hardmix_tensor,
     "hardmix_moco": hardmix_moco,
 }
 

@@ -14,6 +14,7 @@ NAMES = {
     "lightly": "lightly (MoCo)",
     "official": "official MoCo",
     "hardmix": "hardmix",
+    "hardmix_tensor": "hardmix, negatives in a plain tensor",
     "memory": "hardmix, a set in memory",
     "files": "hardmix, the same as PNG files",
     "hardmix_moco": "hardmix, s = s' = 0",

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from hardmix.commands import argv
 from hardmix.commands.options import (
@@ -122,6 +122,10 @@ class Detect:
     log_every: Annotated[int | None, Help(help="Steps between lines of metrics.jsonl.")] = None
     seed: Annotated[int | None, Help(help="Seed of the first trial.")] = None
     device: Annotated[str | None, Help(help="auto, cpu, cuda or cuda:N.")] = None
+    precision: Annotated[
+        Literal["fp32", "bf16"] | None,
+        Help(help="Number format of the forward passes; boxes and losses stay in float32."),
+    ] = None
 
 
 def detect(arguments: list[str]) -> None:

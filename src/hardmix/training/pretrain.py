@@ -22,7 +22,7 @@ from hardmix.evaluation.knn import knn_accuracy
 from hardmix.mixing.plans import Strategy
 from hardmix.runs.folder import OWN_TRUNK, Resume, Run, check_resumable
 from hardmix.runtime.atomic_files import locked_folder, remove_leftovers, write_atomically
-from hardmix.runtime.console import Meter, progress, say
+from hardmix.runtime.console import Meter, progress, say, speak_as
 from hardmix.runtime.device import Late, algorithms_chosen
 from hardmix.runtime.distributed import (
     agree_on_max,
@@ -30,6 +30,7 @@ from hardmix.runtime.distributed import (
     broadcast_text,
     is_main,
     mean_over_ranks,
+    rank,
 )
 from hardmix.runtime.memory import forget_peak, peak_mb
 from hardmix.runtime.profile import end_step, profiling, start_steps
@@ -95,8 +96,11 @@ def pretrain(
     config = replace(config, data=replace(config.data, root=root))
     own = Own(trunk=trunk, strategy=strategy, images=images, views=views, on_log=on_log)
     run = Run(out)
+    if not is_main():
+        speak_as(rank())  # in a program with processes of its own, too
     again = bool(agree_on_max(int(is_main() and run.resumes(resume))))
-    with listening() as stop:
+    # Before anything touches the device: cuBLAS, for one, reads its settings when it is first used.
+    with algorithms_chosen(config.train.deterministic), listening() as stop:
         fitting: dict[str, Any] | None = None
         if config.choose and again:
             config = as_saved(config, run)
@@ -105,8 +109,7 @@ def pretrain(
         training = prepare(config, run, own, stop)
         device = training.compute.device
         profiled = profiling(config.train.profile, device)
-        chosen = algorithms_chosen(device, config.train.deterministic)
-        with locked_folder(run.path), status_recorded(training), chosen, profiled as stopwatch:
+        with locked_folder(run.path), status_recorded(training), profiled as stopwatch:
             forget_peak(device)
             start(training, resume=again, allow_changed_data=allow_changed_data)
             if fitting is not None:

@@ -70,10 +70,12 @@ def paste(found: Found, size: Size, threshold: float = 0.5) -> Bool[Tensor, "n y
     if found.masks is None:
         raise ValueError("these detections have no masks: the detector has no mask branch.")
     pasted = torch.zeros(len(found.boxes), *size, dtype=torch.bool, device=found.boxes.device)
-    for mask, box, image in zip(found.masks, found.boxes, pasted, strict=True):
-        # One pixel more on each side: there the interpolation towards 0 still has a value.
-        x1, y1 = (max(int(value) - 1, 0) for value in box[:2].floor())
-        x2, y2 = (int(value) + 1 for value in box[2:].ceil())
+    # One pixel more on each side: there the interpolation towards 0 still has a value.
+    first = (found.boxes[:, :2].floor() - 1).clamp(min=0)
+    edges = torch.cat([first, found.boxes[:, 2:].ceil() + 1], dim=1).long().tolist()
+    for mask, box, image, (x1, y1, x2, y2) in zip(
+        found.masks, found.boxes, pasted, edges, strict=True
+    ):
         part = image[y1:y2, x1:x2]
         x = _relative(x1, part.shape[1], box[0], box[2])
         y = _relative(y1, part.shape[0], box[1], box[3])
