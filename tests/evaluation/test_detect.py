@@ -19,7 +19,7 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 from hardmix.commands import main as cli
 from hardmix.errors import InputError
-from hardmix.evaluation.detection import detect
+from hardmix.evaluation.detection import detect, detector_training
 from hardmix.evaluation.detection.coco_data import annotation_file, open_coco, read_json
 from hardmix.evaluation.detection.detector_training import (
     Batches,
@@ -585,11 +585,16 @@ def test_two_processes_train_one_detector(cells, tmp_path):
     assert (out / "trial-0" / "pictures" / "0.png").exists()
 
 
+def precise(training: DetectorTraining, number: int) -> None:
+    training.config = replace(training.config, precise_bn=number)
+    precise_statistics(training, Batches(training.data, training.config, training.seed, CPU))
+
+
 class _LosesADisk:
     """Rank 1 cannot read its second batch; rank 0 must not begin that step."""
 
-    def __init__(self, cells, out):
-        self.cells, self.out = Path(cells), Path(out)
+    def __init__(self, cells, out, reading):
+        self.cells, self.out, self.reading = Path(cells), Path(out), reading
 
     def __call__(self, number):
         training = new_training(self.cells, self.out / "trial", tiny())
@@ -606,19 +611,45 @@ class _LosesADisk:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(Batches, "read", broken)
             with pytest.raises((InputError, RuntimeError)):
-                steps(training, 3)
+                self.reading(training, 3)
         assert len(seen) == 1
         os._exit(0)  # rank 1 first, which the other notices; nobody waits at the end
 
 
-def test_a_process_without_its_images_is_noticed_before_the_others_wait_on_gpus(cells, tmp_path):
-    in_two_processes(_LosesADisk(cells, tmp_path))
+@pytest.mark.parametrize("reading", [steps, precise])
+def test_a_process_without_its_images_is_noticed_before_the_others_wait_on_gpus(
+    reading, cells, tmp_path
+):
+    in_two_processes(_LosesADisk(cells, tmp_path, reading))
+
+
+class _LacksADetector:
+    """Rank 1 cannot build its detector; rank 0 must not wait for it in DDP's constructor."""
+
+    def __init__(self, cells, out):
+        self.cells, self.out = Path(cells), Path(out)
+
+    def __call__(self, number):
+        def broken(*_):
+            raise InputError("out of memory")
+
+        wrapped = []
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(detector_training, "wrap", lambda *_: wrapped.append(1))
+            if number == 1:
+                patched.setattr(detect, "build_detector", broken)
+            with pytest.raises((InputError, RuntimeError)):
+                detect.run_trial(self.out / "trial", 0, very_narrow(), tiny(), open_voc(self.cells))
+        assert wrapped == []
+        os._exit(0)
+
+
+def test_a_process_without_a_detector_is_noticed_before_the_others_wait_on_gpus(cells, tmp_path):
+    in_two_processes(_LacksADetector(cells, tmp_path))
 
 
 def test_a_batch_that_processes_cannot_share_is_refused(monkeypatch, cells):
-    from hardmix.evaluation.detection import detector_training as training
-
-    monkeypatch.setattr(training, "world_size", lambda: 2)
+    monkeypatch.setattr(detector_training, "world_size", lambda: 2)
     with pytest.raises(InputError, match=r"detect\.batch_size=3 must be a multiple of the 2"):
         Batches(open_voc(cells).train, tiny(batch_size=3), 0, CPU)
 

@@ -1,5 +1,6 @@
 """Where and how a run computes: chosen, set, said, and given back."""
 
+import os
 import warnings
 from functools import partialmethod
 
@@ -16,6 +17,7 @@ from hardmix.runtime.device import (
     read_together,
     send,
 )
+from hardmix.training import setup
 from hardmix.training.pretrain import pretrain
 from pretended_gpu import GPU
 from ranks import lines_of, state_of, tiny
@@ -47,11 +49,11 @@ def test_half_precision_is_what_was_asked_for():
 
 def test_what_is_chosen_for_a_gpu_is_said_and_given_back():
     before = torch.backends.cudnn.benchmark
-    with algorithms_chosen(GPU, deterministic=False):
+    with algorithms_chosen(deterministic=False):
         assert torch.backends.cudnn.benchmark
         assert "cudnn.benchmark" in describe_device(GPU, deterministic=False)
         assert "TF32 in convolutions" in describe_device(GPU, deterministic=False)
-    with algorithms_chosen(GPU, deterministic=True):
+    with algorithms_chosen(deterministic=True):
         assert not torch.backends.cudnn.benchmark
         assert torch.are_deterministic_algorithms_enabled()
         assert "deterministic algorithms" in describe_device(GPU, deterministic=True)
@@ -61,7 +63,7 @@ def test_what_is_chosen_for_a_gpu_is_said_and_given_back():
 
 def test_what_cannot_be_deterministic_is_said():
     with (
-        algorithms_chosen(torch.device("cpu"), deterministic=True),
+        algorithms_chosen(deterministic=True),
         pytest.warns(UserWarning, match="does not have a deterministic implementation"),
     ):
         torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))
@@ -74,6 +76,23 @@ def test_a_deterministic_run_has_the_bits_of_another_and_leaves_no_trace(tmp_pat
         pretrain(tiny(train={"knn_every": 0, "deterministic": True}), tmp_path / "same")
     assert not torch.are_deterministic_algorithms_enabled()
     assert state_of(tmp_path / "plain") == state_of(tmp_path / "same")
+
+
+def test_algorithms_are_chosen_before_anything_touches_the_device(tmp_path, monkeypatch):
+    """cuBLAS reads its variable when it is first used, which may be while a run is prepared."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    seen = []
+
+    def noted(*_):
+        seen.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        raise InputError("enough")
+
+    monkeypatch.setattr(setup, "choose_compute", noted)
+    with pytest.raises(InputError, match="enough"):
+        pretrain(tiny(train={"deterministic": True}), tmp_path / "run")
+    assert seen == [":4096:8", True]
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize("what", ["encoders", "all"])

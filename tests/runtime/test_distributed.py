@@ -9,6 +9,7 @@ from torch import nn
 
 from hardmix.errors import InputError
 from hardmix.mixing.loss import MochiLoss
+from hardmix.mixing.queue import MemoryQueue
 from hardmix.models.encoders import (
     Encoder,
     QueryKeyPair,
@@ -63,6 +64,7 @@ def check_everything(number):
     check_keys_return_to_their_query_as_on_one_process(number)
     check_groups_are_spread(number)
     check_a_gathered_two_way_loss_is_that_of_one_process(number)
+    check_a_queue_within_a_users_ddp(number)
 
 
 def check_gather_is_in_rank_order(number):
@@ -188,6 +190,40 @@ def check_a_gathered_two_way_loss_is_that_of_one_process(number):
         torch.testing.assert_close(averaged, other, rtol=1e-10, atol=1e-12)
     losses = gather(mine.detach().unsqueeze(0))
     torch.testing.assert_close(losses.mean(), whole.detach())
+
+
+class WithQueue(nn.Module):
+    """A user's module with a queue inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.memory = nn.Linear(4, 3), MemoryQueue(8, 3)
+
+    def forward(self, rows):
+        return self.layer(rows)
+
+
+def check_a_queue_within_a_users_ddp(number):
+    """DDP broadcasts its buffers at every step; position and filled are no buffers."""
+    torch.manual_seed(number)
+    model = WithQueue()
+    shared = nn.parallel.DistributedDataParallel(model, broadcast_buffers=True)
+    sent = [name for name, _ in shared.named_buffers()]
+    assert sent == [f"module.memory.{name}" for name in ("keys", "labels", "ids")]
+    first, written = model.memory.keys.clone(), []
+    assert gather(first).chunk(2)[0].equal(first)  # rank 0's
+    for step in range(2):
+        query = shared(torch.randn(3, 4) + number + step)
+        MochiLoss(4, 2, 2)(query, query.detach(), model.memory).backward()
+        written.append(gather(query.detach()))
+        model.memory.enqueue(written[-1])
+    assert (model.memory.position, model.memory.filled) == (4, 8)
+    assert type(model.memory.position) is type(model.memory.filled) is int
+    keys = nn.functional.normalize(torch.cat(written), dim=1)
+    torch.testing.assert_close(model.memory.keys, torch.cat([keys[8:], keys[4:8]]))
+    gradient = model.layer.weight.grad[None]
+    assert torch.equal(*gather(gradient))
+    assert model.state_dict()["memory._extra_state"].tolist() == [4, 8]
 
 
 def test_two_processes():

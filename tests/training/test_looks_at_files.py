@@ -3,39 +3,71 @@
 import os
 
 import pytest
+import torch
 from PIL import Image
 
 import hardmix.training.pretrain as loop
+from hardmix.data import file_states
 from hardmix.data.changed_data import record_data
+from hardmix.data.datasets import open_images
+from hardmix.errors import InputError
 from hardmix.training.pretrain import pretrain
-from ranks import tiny
+from ranks import all_ranks, tiny
+
+COUNT = 24
+
+
+@pytest.fixture(autouse=True)
+def _fresh(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture
-def config(tmp_path):
-    for number in range(24):
+def folder(tmp_path):
+    for number in range(COUNT):
         file = tmp_path / "images" / f"class{number % 2}" / f"{number}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (40, 36), (10 * number, 5, 9)).save(file)
-    data = {"name": None, "root": str(tmp_path / "images"), "num_images": None, "workers": 0}
-    return tiny(data=data, train={"batch_size": 8, "queue_size": 16, "knn_every": 0})
+    return tmp_path / "images"
 
 
-@pytest.fixture
-def looks(monkeypatch, tmp_path):
-    """The files below images/ that os.stat was asked for."""
+def config(folder, **more):
+    data = {"name": None, "root": str(folder), "num_images": None, "workers": 0}
+    return tiny(data=data | more, train={"batch_size": 8, "queue_size": 16, "knn_every": 0})
+
+
+def noted_looks(set_attribute):
+    """Return the list of images that os.stat is asked for from now on."""
     asked, stat = [], os.stat
 
     def noted(path, *arguments, **options):
-        if str(tmp_path / "images") in os.fsdecode(path):
-            asked.append(path)
+        if os.fsdecode(path).endswith(".png"):
+            asked.append(os.fsdecode(path))
         return stat(path, *arguments, **options)
 
-    monkeypatch.setattr(os, "stat", noted)
+    set_attribute(os, "stat", noted)
     return asked
 
 
-def test_saving_looks_at_no_image(config, looks, monkeypatch, tmp_path):
+def noted_starts(set_attribute, looks):
+    """Return a list that gets, at the first step of each run, the images looked at until then."""
+    train, started = loop.train, []
+
+    def noted(training):
+        started.append(sorted(looks))
+        looks.clear()
+        train(training)
+
+    set_attribute(loop, "train", noted)
+    return started
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    return noted_looks(monkeypatch.setattr)
+
+
+def test_saving_looks_at_no_image(folder, looks, monkeypatch, tmp_path):
     save, saved = loop.save_checkpoint, []
 
     def counted(training):
@@ -44,19 +76,45 @@ def test_saving_looks_at_no_image(config, looks, monkeypatch, tmp_path):
         saved.append(len(looks) - before)
 
     monkeypatch.setattr(loop, "save_checkpoint", counted)
-    pretrain(config, tmp_path / "run")
+    pretrain(config(folder), tmp_path / "run")
     assert saved == [0, 0]
 
 
-def test_a_run_looks_at_every_image_once_when_it_starts(config, looks, monkeypatch, tmp_path):
-    found = []
+@pytest.mark.parametrize("cache", ["auto", "file", "off"])
+def test_a_run_looks_at_every_image_once_when_it_starts(
+    cache, folder, looks, monkeypatch, tmp_path
+):
+    """Also if it finds the images that an earlier run has decoded, and if it is resumed."""
+    started = noted_starts(monkeypatch.setattr, looks)
+    for out, resume in (("run", False), ("other", False), ("other", True)):
+        pretrain(config(folder, cache=cache), tmp_path / out, resume=resume)
+    assert started == [sorted(map(str, folder.rglob("*.png")))] * 3
 
-    def counted(images, data):
-        before = len(looks)
-        record = record_data(images, data)
-        found.extend(looks[before:])
-        return record
 
-    monkeypatch.setattr(loop, "record_data", counted)
-    pretrain(config, tmp_path / "run")
-    assert len(found) == len(set(found)) == 24
+def write_looks(config, out):
+    started = noted_starts(setattr, noted_looks(setattr))
+    pretrain(config, out / "run")
+    (out / f"looks-{torch.distributed.get_rank()}").write_text(str(len(started[0])))
+
+
+def test_of_several_processes_the_first_looks_for_all(folder, tmp_path):
+    all_ranks(write_looks, config(folder, cache="file"), tmp_path)
+    assert [(tmp_path / f"looks-{rank}").read_text() for rank in (0, 1)] == [str(COUNT), "0"]
+
+
+def test_a_few_of_many_images_are_looked_at_once(folder, looks):
+    """As by a method that needs labels, if few images have one: they are cached by themselves."""
+    data = config(folder, cache="memory").data
+    for _ in range(2):
+        few = open_images(data).select(torch.tensor([2, 3, 5, 7]))
+        record = record_data(few, data)
+        assert len(few.decode_once(epochs=True).cache.kept) == len(record.sizes) == 4
+        assert len(looks) == len(set(looks)) == COUNT
+        looks.clear()
+
+
+def test_processes_that_see_different_files_are_refused(folder, monkeypatch):
+    monkeypatch.setattr(file_states, "agree_on_max", lambda number: number + 1)
+    data = config(folder).data
+    with pytest.raises(InputError, match="finds 24 images, another one 25"):
+        record_data(open_images(data), data)

@@ -10,7 +10,7 @@ from hardmix.settings.loss_options import LossConfig, MixConfig
 from hardmix.settings.recipes import demo
 from hardmix.sweep.pairs import student_interval
 from hardmix.training import mixing_advice as advice
-from hardmix.training.mixing_advice import FINDINGS, Finding, Gain, mixing_advice
+from hardmix.training.mixing_advice import FINDINGS, Effect, Finding, mixing_advice
 from places import ROOT
 
 RESULTS = ROOT / "docs" / "results"
@@ -78,7 +78,7 @@ def test_a_low_temperature_is_told_what_was_found_at_a_low_one():
     assert "temperature 0.1" in mixing_advice(low, lines(60))
 
 
-UP, UNCLEAR, DOWN = Gain(0.5, 0.1, 0.9), Gain(0.1, -0.3, 0.5), Gain(-0.5, -0.9, -0.1)
+UP, UNCLEAR, DOWN = Effect(0.5, 0.1, 0.9), Effect(0.1, -0.3, 0.5), Effect(-0.5, -0.9, -0.1)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ UP, UNCLEAR, DOWN = Gain(0.5, 0.1, 0.9), Gain(0.1, -0.3, 0.5), Gain(-0.5, -0.9, 
     ],
 )
 def test_the_words_say_what_the_intervals_support(monkeypatch, probe, knn, words):
-    far = Finding(5, Gain(9, 8, 10), Gain(9, 8, 10))
+    far = Finding(5, Effect(9, 8, 10), Effect(9, 8, 10))
     monkeypatch.setattr(advice, "FINDINGS", (far, Finding(70, probe, knn)))
     text = mixing_advice(demo("mochi"), lines(70, 74))
     assert text.startswith("Proxy accuracy 72 %: ")

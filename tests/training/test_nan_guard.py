@@ -165,15 +165,15 @@ def test_leftovers_of_a_killed_save_are_removed_at_the_next_start(tmp_path):
     assert not leftover.exists()
 
 
-def poison(monkeypatch, steps, what="images"):
-    """Make a batch's images, or the gradients, NaN at these steps."""
+def poison(monkeypatch, steps, what="images", factor=torch.inf):
+    """Make a batch's images NaN, or multiply gradients by this factor, at these steps."""
     take_step = loop.take_step
 
     def poisoned(training, batch, epoch):
         if training.step in steps and what == "images":
             batch.query[0, 0, 0, 0] = torch.nan
         if training.step in steps and what == "gradients":
-            hook = parameters_of(training.optimizer)[0].register_hook(lambda grad: grad * torch.inf)
+            hook = parameters_of(training.optimizer)[0].register_hook(lambda grad: grad * factor)
             loss = take_step(training, batch, epoch)
             hook.remove()
             return loss
@@ -251,14 +251,16 @@ def test_a_late_verdict_stops_with_the_step_and_its_files(tmp_path, monkeypatch)
 
 
 def test_no_checkpoint_holds_a_step_that_was_not_judged(tmp_path, monkeypatch):
-    """The last step before a save is broken: it is undone before the save."""
+    """The last step before a save amid an epoch is broken: it is undone before the save."""
     monkeypatch.setattr(setup, "judged_late", lambda _: True)
-    poison(monkeypatch, {5, 11}, "gradients")
-    run = pretrain(tiny(train={"on_nan": "skip", "knn_every": 0}), tmp_path / "run")
-    for file in run.checkpoints.glob("*.safetensors"):
-        assert all(bool(each.isfinite().all()) for each in load_file(file).values())
-        facts = json.loads(file.with_suffix(".json").read_text())
-        assert facts["skipped"] == 1
+    poison(monkeypatch, {1}, "gradients")
+    train = {"on_nan": "skip", "knn_every": 0, "epochs": 1, "save_minutes": 1e-9, "log_every": 9}
+    run = pretrain(tiny(data={"num_images": 48}, train=train), tmp_path / "run")
+    file = run.checkpoints / "step-00000002.json"
+    assert json.loads(file.read_text())["skipped"] == 1
+    saved = load_file(file.with_suffix(".safetensors"))
+    assert saved["losses"].shape == (1, 1)
+    assert int(saved["objective.memory._extra_state"][0]) == 16  # only the first step's keys
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -302,6 +304,25 @@ def test_an_overflow_of_half_precision_is_no_fault(tmp_path, monkeypatch, capfd)
     poison(monkeypatch, {26}, "images")
     with pytest.raises(InputError, match="step 26 is not applied"):
         pretrain(tiny(train=config.train.__dict__ | {"epochs": 5}), run.path, resume=True)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("on_nan", "step"), [("stop", 2), ("skip", 4)])
+def test_gradients_that_are_broken_at_any_scale_are_a_fault(
+    on_nan, step, late, tmp_path, monkeypatch
+):
+    """fp16: gradients are always NaN, the loss is not; the scale falls from 2 to 1 to 0.5."""
+    monkeypatch.setattr(setup, "judged_late", lambda _: late)
+    monkeypatch.setattr(loss_scaler, "START", 2.0)
+    monkeypatch.setattr("hardmix.training.state.MOST_SKIPPED", 2)
+    poison(monkeypatch, set(range(99)), "gradients", torch.nan)
+    words = (
+        rf"step {step} is not applied: gradients contain NaN .*loss scale .*"
+        r"Its images: shapes\[\d+\], .*fp16 .*nan-step-"
+    )
+    train = {"precision": "fp16", "on_nan": on_nan, "knn_every": 0}
+    with pytest.raises(InputError, match=words):
+        pretrain(tiny(train=train), tmp_path / "run")
 
 
 def test_a_run_that_only_skips_has_diverged_and_stops(tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from hardmix.data.datasets import open_images
 from hardmix.data.loading import ViewLoader
 from hardmix.errors import InputError
 from hardmix.evaluation.features import extract
+from hardmix.methods import cluster_filter, clusters, moco
 from hardmix.methods.base import Method
 from hardmix.methods.row_generators import RowsGenerator
 from hardmix.mixing.plans import HardestNegatives, draw
@@ -29,6 +30,7 @@ from hardmix.runtime.device import choose_compute
 from hardmix.runtime.distributed import gather_uneven
 from hardmix.runtime.launch import Launch, first_host, launched
 from hardmix.settings.config import DataConfig
+from hardmix.training import setup
 from hardmix.training.pretrain import pretrain
 from ranks import all_ranks, group_norm_trunk, lines_of, start, state_of, tiny, wait
 
@@ -161,9 +163,8 @@ def note_calls(module, name, file):
     setattr(module, name, noted)
 
 
-def lose_a_disk(config, out, calls):
+def fail_on_third_batch():
     """Rank 1 cannot read its third batch."""
-    note_calls(loop, "take_step", calls)
     epoch = ViewLoader.epoch
 
     def broken(self, *arguments):
@@ -173,22 +174,54 @@ def lose_a_disk(config, out, calls):
             yield batch
 
     ViewLoader.epoch = broken
-    pretrain(config, out)
 
 
-def lack_a_data_set(config, out, calls):
+def lose_a_disk(out, calls):
+    note_calls(loop, "take_step", calls)
+    fail_on_third_batch()
+    pretrain(tiny(), out)
+
+
+def lose_a_disk_while_filling_the_queue(out, calls):
+    note_calls(moco, "encode_keys", calls)
+    fail_on_third_batch()
+    pretrain(tiny(train={"queue_start": "prefill"}), out)
+
+
+def fail_before_clusters(out, calls):
+    """Rank 1 fails between two epochs."""
+    note_calls(clusters, "broadcast", calls)
+    if torch.distributed.get_rank() == 1:
+        cluster_filter.embed_images = lack_a_folder
+    pretrain(tiny(loss={"filter": "same-cluster", "clusters": 3}), out)
+
+
+def lack_a_folder(*_):
+    raise InputError("no such folder")
+
+
+def lack_a_data_set(out, calls):
     """Rank 1 does not find the images."""
     note_calls(Method, "distribute", calls)
+    config = tiny()
     if torch.distributed.get_rank() == 1:
         config = tiny(data={"name": "folder", "root": str(out / "nowhere")})
     pretrain(config, out)
 
 
-@pytest.mark.parametrize(("job", "calls"), [(lose_a_disk, 2), (lack_a_data_set, 0)])
+@pytest.mark.parametrize(
+    ("job", "calls"),
+    [
+        (lose_a_disk, 2),
+        (lose_a_disk_while_filling_the_queue, 2),
+        (fail_before_clusters, 0),
+        (lack_a_data_set, 0),
+    ],
+)
 def test_a_rank_that_fails_is_noticed_before_the_others_wait_on_gpus(job, calls, tmp_path):
     noted, log = tmp_path / "calls", tmp_path / "log"
     noted.touch()
-    assert wait(start(job, tiny(), tmp_path / "run", noted, output=log)) == [2, 2]
+    assert wait(start(job, tmp_path / "run", noted, output=log)) == [2, 2]
     assert len(noted.read_text().split()) == calls
     assert "rank 1 stopped: " in (tmp_path / "log-0").read_text()
     status = tmp_path / "run" / "status.json"
@@ -314,6 +347,12 @@ def test_more_processes_than_groups_of_keys_are_said_at_the_start(tmp_path):
     words = "model.key_bn_splits=1 with 2 processes: .* there are 2 groups of 8 keys, not 1 of 16"
     shown = (tmp_path / "log-0").read_text()
     assert re.search(words, " ".join(shown.split()))
+
+
+def test_more_processes_than_groups_of_keys_are_said_of_a_stream_too(monkeypatch, capfd):
+    monkeypatch.setattr(setup, "world_size", lambda: 2)
+    setup.check_data(tiny(model={"key_bn_splits": 1}), None)
+    assert "model.key_bn_splits=1 with 2 processes" in " ".join(capfd.readouterr().err.split())
 
 
 def test_the_variables_of_torchrun_and_of_slurm_say_who_is_who():

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int, Int64, UInt8
 from torch import Tensor
 
 from hardmix.data import image_arrays, image_files, video_frames
+from hardmix.data.file_states import file_states
 from hardmix.data.image_files import UnreadableImage, printable
 from hardmix.data.kept_images import (
     Decoded,
@@ -35,7 +36,6 @@ from hardmix.data.kept_images import (
     pack,
     write_images,
 )
-from hardmix.data.video_frames import source_of
 from hardmix.data.workers import WorkerPool
 from hardmix.runtime.atomic_files import room
 from hardmix.runtime.console import progress, say, warn
@@ -87,15 +87,18 @@ class ImageCache:
     workers: int | None = 0
     """Processes that decode, as data.workers has it."""
     kept: KeptImages | None = None
+    states: Int64[Tensor, "n 2"] | None = None
+    """Of the files, as `file_states` has them, if they are known already."""
     _looked: bool = field(default=False, repr=False)
 
     def image(self, row: int) -> UInt8[Tensor, "channels height width"] | None:
         """Return one image, or None if it is not cached."""
         return None if self.kept is None else self.kept.image(row)
 
-    def only(self, files: Sequence[str]) -> "ImageCache":
-        """Return a cache of some of the files."""
-        return replace(self, files=files, kept=None, _looked=False)
+    def only(self, files: Sequence[str], rows: Int[Tensor, " m"]) -> "ImageCache":
+        """Return a cache of some of the files, which have these rows."""
+        states = None if self.states is None else self.states[rows]
+        return replace(self, files=files, states=states, kept=None, _looked=False)
 
     def find(self) -> bool:
         """Use what this or another process has cached, if it is still valid."""
@@ -130,8 +133,9 @@ class ImageCache:
     @cached_property
     def mark(self) -> bytes:
         """What tells these pixels from others: names, sizes and times of files, and the decoder."""
-        states = "\n".join(_state(file) for file in self.files)
-        return hashlib.sha256(self._name + states.encode()).digest()
+        states = file_states(self.files) if self.states is None else self.states
+        lines = "\n".join("" if size < 0 else f"{size} {time}" for size, time in states.tolist())
+        return hashlib.sha256(self._name + lines.encode()).digest()
 
     @cached_property
     def _name(self) -> bytes:
@@ -268,15 +272,6 @@ def _read_or_none(read: Read, file: str) -> Tensor | None:
         return read(file)
     except UnreadableImage:
         return None  # named and counted by whoever asks for it
-
-
-def _state(file: str) -> str:
-    """Size and time of the last change; what is not there has neither."""
-    try:
-        found = os.stat(source_of(file))
-    except OSError:
-        return ""
-    return f"{found.st_size} {found.st_mtime_ns}"
 
 
 @contextmanager

@@ -8,25 +8,24 @@ import gzip
 import hashlib
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxtyping import Int64
+from torch import Tensor
+
+from hardmix.data.file_states import file_states, shared_states
 from hardmix.data.image_files import printable
 from hardmix.data.image_set import ImageSet
-from hardmix.data.video_frames import source_of
 from hardmix.runtime.atomic_files import write_atomically
-from hardmix.runtime.distributed import broadcast_text, is_main, while_main_works
+from hardmix.runtime.distributed import broadcast_text, is_main
 from hardmix.settings.config import DataConfig
 
 STREAM = "stream in lanes of"
 """Start of the mark of shards that are a stream; of earlier versions it was "shards"."""
 SHOWN = 5
 """Names in a message."""
-LOOKED_AT, LOOKING = 1000, 16
-"""Files whose sizes are asked for at a time, and threads that ask."""
 HASHED = 4096
 """Images held in memory that a fingerprint looks at, at most."""
 
@@ -43,48 +42,34 @@ class DataRecord(NamedTuple):
 def record_data(images: ImageSet | None, config: DataConfig) -> DataRecord:
     """Return a record of the images, made by rank 0; for shards, of their names only.
 
-    Done once, when a run starts: a million files on a network disk take minutes, in which the other
-    processes hear that rank 0 is still at it.
+    Done once, when a run starts, and for the cache of decoded images too: nothing else that starts
+    a run looks at the files again.
     """
     if images is None:
         return DataRecord(f"{STREAM} {os.path.basename(config.root or '')}", None)
-    parts = while_main_works(file_sizes(images))
+    sizes = _look_at(images)[:, 0].tolist()
     if not is_main():
         return DataRecord(broadcast_text(""), None)
-    sizes = list(chain.from_iterable(parts))
     named = None if images.files is None else dict(zip(_names(images), sizes, strict=True))
     return DataRecord(broadcast_text(fingerprint(images, sizes)), named)
 
 
-def file_sizes(images: ImageSet) -> Iterator[list[int]]:
-    """Bytes of every file, -1 where there is none, many at a time: one look at the disk for each.
-
-    By several threads: on a network disk each look is a journey.
-    """
-    files = images.files or ()
-    parts = [files[start : start + LOOKED_AT] for start in range(0, len(files), LOOKED_AT)]
-    with ThreadPoolExecutor(LOOKING) as threads:
-        yield from threads.map(_sizes_of, parts)
-
-
-def _sizes_of(files: Sequence[str]) -> list[int]:
-    sizes = []
-    for file in files:
-        try:
-            sizes.append(os.stat(source_of(file)).st_size)
-        except (OSError, ValueError):  # gone, or a name that only the user's own `read` knows
-            sizes.append(-1)
-    return sizes
+def _look_at(images: ImageSet) -> Int64[Tensor, "n 2"]:
+    cache = images.cache
+    if cache is None or cache.mode == "off":
+        return shared_states(images.files or ())
+    cache.states = shared_states(cache.files)
+    return cache.states if images.rows is None else cache.states[images.rows]
 
 
 def fingerprint(images: ImageSet, sizes: Iterable[int] | None = None) -> str:
     """16 hexadecimal digits that change with the data set, yet not when its folder is moved.
 
     Of files the names and sizes count, of images in memory the bytes of some thousands. `sizes`:
-    what `file_sizes` has found already.
+    of the files, if they are known already.
     """
     if sizes is None:
-        sizes = chain.from_iterable(file_sizes(images))
+        sizes = file_states(images.files or ())[:, 0].tolist()
     digest = hashlib.sha256(f"{len(images)} {images.channels}".encode())
     if images.labels is not None:
         digest.update(images.labels.numpy().tobytes())

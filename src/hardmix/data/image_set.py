@@ -81,8 +81,8 @@ class ImageSet:
             return self
         if 2 * len(self) >= len(cache.files):
             cache.fill()
-        elif epochs:
-            cache = cache.only(self.files or ())
+        elif epochs and self.rows is not None:
+            cache = cache.only(self.files or (), self.rows)
             cache.fill()
             return replace(self, cache=cache, rows=None)
         return self

@@ -30,9 +30,9 @@ from hardmix.runtime.distributed import (
     add_up,
     broadcast_text,
     is_main,
-    meet,
     rank,
     share_state,
+    together,
     world_size,
 )
 from hardmix.settings.evaluation_options import LinearConfig
@@ -113,8 +113,7 @@ def train_epoch(
     """Train for one epoch; returns the mean loss per image."""
     loader, parameters = training.loader, list(training.classifier.parameters())
     total = torch.zeros((), device=evaluated.compute.device)
-    for number, (batch, size) in enumerate(_batches(loader, epoch), start=1):
-        meet()  # a process without its images is noticed before the others wait on GPUs
+    for number, (batch, size) in enumerate(together(_batches(loader, epoch)), start=1):
         training.optimizer.zero_grad(set_to_none=False)
         if batch is not None:
             with torch.no_grad(), evaluated.compute.autocast():

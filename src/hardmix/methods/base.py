@@ -107,7 +107,7 @@ class Method(nn.Module):
         return self._shared[name] if name in self._shared else self.networks()[name]
 
     def compile_parts(self, also_loss: bool) -> None:  # noqa: ARG002
-        """Compile the networks by torch.compile, and the loss if possible (train.compile)."""
+        """Compile the networks by torch.compile; a subclass may compile its loss too."""
         for network in self.networks().values():
             network.compile()
 

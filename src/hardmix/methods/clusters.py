@@ -20,7 +20,7 @@ from hardmix.errors import InputError
 from hardmix.evaluation.features import Features, extract
 from hardmix.methods.base import Materials
 from hardmix.runtime.console import warn
-from hardmix.runtime.distributed import broadcast, while_main_works
+from hardmix.runtime.distributed import broadcast, meet, while_main_works
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.named_choices import KMeans
 
@@ -122,6 +122,7 @@ def embed_images(encoder: nn.Module, config: PretrainConfig, materials: Material
     On all processes with the batch norm statistics of rank 0, which a checkpoint has too: a resumed
     run then finds the same clusters.
     """
+    meet()  # a process that failed since its last step is noticed before the others wait on GPUs
     for buffer in encoder.buffers():
         broadcast(buffer)
     compute = materials.compute._replace(bf16=False, fp16=False)

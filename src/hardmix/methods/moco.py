@@ -30,7 +30,7 @@ from hardmix.mixing.loss import MochiLoss
 from hardmix.mixing.plans import DrawsByRow, MixPlan
 from hardmix.mixing.queue import UNKNOWN, MemoryQueue
 from hardmix.models.encoders import QueryKeyPair, ShuffledImages, build_encoder, encode_keys
-from hardmix.runtime.distributed import gather_batch, world_size
+from hardmix.runtime.distributed import gather_batch, together, world_size
 from hardmix.runtime.profile import timed
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.config import PretrainConfig
@@ -159,7 +159,7 @@ class Moco(Method):
             return
         before = TrainingPosition(-1, -1)
         while self.memory.unfilled() is not None:
-            for batch in loader.epoch(-1):
+            for batch in together(loader.epoch(-1)):
                 with self.materials.compute.autocast():
                     shuffle = self._shuffle(len(batch.ids), before)
                     self._enqueue(batch, [encode_keys(self.pair.key, batch.views[1], shuffle)])

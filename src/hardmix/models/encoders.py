@@ -17,7 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hardmix.errors import InputError
 from hardmix.models.backbones import build_backbone, feature_width
 from hardmix.models.heads import HEADS
-from hardmix.runtime.distributed import Exchange, world_size
+from hardmix.runtime.distributed import world_size
+from hardmix.runtime.exchange import Exchange
 from hardmix.settings.config import ModelConfig
 from hardmix.settings.named_choices import Head
 

@@ -102,14 +102,11 @@ def read_together(numbers: dict[str, Shaped[Tensor, ""]]) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def algorithms_chosen(device: torch.device, deterministic: bool) -> Iterator[None]:
-    """Use the fastest convolution algorithms, or only deterministic ones, within the context.
+def algorithms_chosen(deterministic: bool) -> Iterator[None]:
+    """Use a GPU's fastest convolution algorithms, or only deterministic ones, within the context.
 
     Operations without a deterministic algorithm warn when they run. Settings are restored after.
     """
-    if device.type == "cpu" and not deterministic:
-        yield
-        return
     cudnn: Any = torch.backends.cudnn
     memory: Any = torch.utils.deterministic
     before = (
@@ -118,9 +115,9 @@ def algorithms_chosen(device: torch.device, deterministic: bool) -> Iterator[Non
         torch.is_deterministic_algorithms_warn_only_enabled(),
         memory.fill_uninitialized_memory,
     )
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats with this alone
     cudnn.benchmark = not deterministic
     if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats only with this
         torch.use_deterministic_algorithms(True, warn_only=True)
         memory.fill_uninitialized_memory = False  # nothing here reads memory before it is written
     try:

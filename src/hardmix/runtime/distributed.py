@@ -14,11 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed
-from jaxtyping import Int64, Shaped
+from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-
-from hardmix.runtime.device import send
 
 Part = TypeVar("Part")
 
@@ -161,6 +159,16 @@ def meet() -> None:
     agree_on_max(0)
 
 
+def together(parts: Iterable[Part]) -> Iterator[Part]:
+    """Yield each part when all ranks have theirs, as many on each: a batch, for a step on GPUs.
+
+    A process whose disk failed is noticed before the others wait for it.
+    """
+    for part in parts:
+        meet()
+        yield part
+
+
 def while_main_works(parts: Iterable[Part]) -> list[Part]:
     """Rank 0 goes through `parts`; the others get none and hear of each, so that none gives up."""
     done: list[Part] = []
@@ -257,44 +265,6 @@ def gather_batch(
         each.contiguous().view(column.dtype).view(-1, *column.shape[1:])
         for each, column in zip(split, columns, strict=True)
     )
-
-
-class Exchange:
-    """Rows of all ranks on their way into another order, of which each rank gets its part.
-
-    A rank sends every row once, to the rank that needs it: with n ranks, n times fewer bytes than
-    if all rows were gathered, and the same ones arrive.
-    """
-
-    def __init__(
-        self, rows: Shaped[Tensor, "batch ..."], permutation: Int64[Tensor, " all"]
-    ) -> None:
-        batch, number = len(rows), world_size()
-        self._work = None
-        if number == 1:
-            self._rows, self._place = rows, send(permutation, rows.device)
-            return
-        wanted = permutation.cpu().view(number, batch)
-        owner = wanted // batch
-        leaving = wanted[owner == rank()] - rank() * batch
-        place = owner[rank()].argsort(stable=True).argsort()
-        leaving, self._place = send(torch.stack([leaving, place]), rows.device)
-        self._sent = rows.detach().contiguous().index_select(0, leaving)
-        self._rows = torch.empty_like(self._sent)
-        self._work = torch.distributed.all_to_all_single(
-            self._rows,
-            self._sent,
-            owner[rank()].bincount(minlength=number).tolist(),
-            (owner == rank()).sum(dim=1).tolist(),
-            group=group_for(rows.device),
-            async_op=True,
-        )
-
-    def arrived(self) -> Shaped[Tensor, "batch ..."]:
-        """The part of this rank, when it is there; without gradient where there are many ranks."""
-        if self._work is not None:
-            self._work.wait()
-        return self._rows.index_select(0, self._place)
 
 
 def _sum_of(output: Tensor | tuple[Tensor, ...]) -> Tensor:

@@ -158,7 +158,8 @@ class TrainConfig:
     """auto, cpu, cuda or cuda:N; cuda:1 is the second GPU. auto: cuda when available, otherwise
     cpu."""
     compile: Compiled = setting("no", resume=True, identity=False)
-    """What torch.compile compiles. Takes minutes at the start; worthwhile on GPUs, not on
+    """What torch.compile compiles; all includes the loss, but only for the methods moco-v1,
+    moco-v2, mochi, unmix, co2 and pcl. Takes minutes at the start; worthwhile on GPUs, not on
     CPUs."""
     deterministic: bool = setting(False, resume=True, identity=False)
     """Use PyTorch's deterministic algorithms, so that a run on the same kind of GPU repeats bit

@@ -19,7 +19,7 @@ NEAR = 10.0
 """Percent of proxy accuracy within which a finding is said to be of a run like this one."""
 
 
-class Gain(NamedTuple):
+class Effect(NamedTuple):
     """MoCHi minus MoCo-v2 in percentage points: mean of the differences by seed."""
 
     mean: float
@@ -36,8 +36,8 @@ class Finding(NamedTuple):
 
     proxy_accuracy: float
     """Of MoCo-v2 in its last epoch, in percent."""
-    probe: Gain
-    knn: Gain
+    probe: Effect
+    knn: Effect
     temperature: float = 0.2
     pairs: int = 6
     """Pairs of runs behind it, all there are."""
@@ -45,20 +45,20 @@ class Finding(NamedTuple):
 
 FINDINGS: tuple[Finding, ...] = (
     # Crops from 0.08, colours.
-    Finding(9.05, Gain(-0.35, -0.90, 0.19), Gain(0.24, -0.03, 0.51)),
+    Finding(9.05, Effect(-0.35, -0.90, 0.19), Effect(0.24, -0.03, 0.51)),
     # Crops from 0.2, colours: MoCo-v2's own views.
-    Finding(14.00, Gain(-0.29, -0.51, -0.07), Gain(0.45, 0.36, 0.53), pairs=12),
+    Finding(14.00, Effect(-0.29, -0.51, -0.07), Effect(0.45, 0.36, 0.53), pairs=12),
     # Crops from 0.6, colours.
-    Finding(46.51, Gain(0.04, -0.26, 0.33), Gain(0.41, 0.02, 0.80)),
+    Finding(46.51, Effect(0.04, -0.26, 0.33), Effect(0.41, 0.02, 0.80)),
     # Crops from 0.08, no colours.
-    Finding(48.60, Gain(0.17, -0.08, 0.42), Gain(0.30, 0.17, 0.42)),
+    Finding(48.60, Effect(0.17, -0.08, 0.42), Effect(0.30, 0.17, 0.42)),
     # Crops from 0.2, no colours.
-    Finding(60.68, Gain(0.22, 0.04, 0.41), Gain(0.46, 0.40, 0.53), pairs=14),
+    Finding(60.68, Effect(0.22, 0.04, 0.41), Effect(0.46, 0.40, 0.53), pairs=14),
     # Crops from 0.6, no colours.
-    Finding(91.03, Gain(0.30, 0.21, 0.40), Gain(0.57, 0.47, 0.68)),
+    Finding(91.03, Effect(0.30, 0.21, 0.40), Effect(0.57, 0.47, 0.68)),
     # Crops from 0.2, no colours.
-    Finding(69.42, Gain(-0.19, -0.44, 0.07), Gain(-0.04, -0.16, 0.07), temperature=0.1),
-    Finding(48.87, Gain(0.24, -0.00, 0.49), Gain(0.62, 0.43, 0.80), temperature=0.4),
+    Finding(69.42, Effect(-0.19, -0.44, 0.07), Effect(-0.04, -0.16, 0.07), temperature=0.1),
+    Finding(48.87, Effect(0.24, -0.00, 0.49), Effect(0.62, 0.43, 0.80), temperature=0.4),
 )
 """A test computes them from docs/results/records."""
 

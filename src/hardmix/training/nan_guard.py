@@ -48,7 +48,7 @@ class PendingStep(NamedTuple):
     batch: Batch
     loss: Float[Tensor, ""]
     verdict: Late
-    """1 if gradients were NaN or infinite, else 0; and the loss."""
+    """1 if gradients were NaN or infinite, else 0; the loss; with fp16, the loss scale."""
 
 
 class StepSnapshot:

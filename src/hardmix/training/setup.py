@@ -141,20 +141,29 @@ def check_data(config: PretrainConfig, images: ImageSet | None) -> None:
     ]:
         if wanted and not labelled:
             raise InputError(f"{why}: these images have no labels; use folders named by class.")
-    if not config.uses("train.queue_size") or images is None:
-        return
-    number, banked = len(images), not config.uses("train.queue_start")
-    if QUEUE_SHARE * config.train.queue_size > number and not banked:
+    if images is not None and config.uses("train.queue_start"):
+        warn_of_large_queue(config, len(images))
+    if config.uses("model.key_bn_splits"):
+        warn_of_key_groups(config)
+
+
+def warn_of_large_queue(config: PretrainConfig, number: int) -> None:
+    """Warn if the queue holds more keys than a fifth of this number of images."""
+    if QUEUE_SHARE * config.train.queue_size > number:
         masked = "; set train.exclude_same_image" * (not config.train.exclude_same_image)
         warn(
             f"train.queue_size={config.train.queue_size} is more than a fifth of the {number}"
             " images: queries often meet older keys of their own image and of similar ones; lower"
             f" train.queue_size to {max(1, number // QUEUE_SHARE)} or less{masked}."
         )
+
+
+def warn_of_key_groups(config: PretrainConfig) -> None:
+    """Warn if keys are normalised together with their queries, or in more groups than asked for."""
     splits = config.model.key_bn_splits
-    if splits == 1 and world_size() == 1 and config.uses("model.key_bn_splits"):
+    if splits == 1 and world_size() == 1:
         warn(UNSPLIT_WARNING)
-    if splits < world_size() and config.uses("model.key_bn_splits"):
+    if splits < world_size():
         warn(
             f"model.key_bn_splits={splits} with {world_size()} processes: each process normalises"
             f" its own keys, so there are {world_size()} groups of"

@@ -218,19 +218,21 @@ def settle(training: Training) -> bool:
     """Read the last step's verdict if that is still due; return False if the step was undone.
 
     With train.precision=fp16 gradients overflow now and then: the scale is lowered and no weight
-    moves. That is not a fault as long as the loss is finite.
+    moves. That is not a fault as long as the loss is finite and there is scale left to lower: a
+    scale below 1 shrinks gradients, and what is broken even then is not an overflow.
     """
     pending, training.pending = training.pending, None
     if pending is None:
         return True
-    broken, loss = pending.verdict.read().tolist()
+    broken, loss, *scale = pending.verdict.read().tolist()
     fault = bool(broken)
-    if fault and training.scaler is not None:
+    if fault and scale and scale[0] >= 1:
         fault = bool(agree_on_max(int(not math.isfinite(loss))))
     if not fault:
         training.skipped = 0
         return True
-    meet_fault(training, pending, f"gradients contain NaN or infinity (loss {loss:.4g})")
+    numbers = f"loss {loss:.4g}" + "".join(f", loss scale {each:g}" for each in scale)
+    meet_fault(training, pending, f"gradients contain NaN or infinity ({numbers})")
     return False
 
 

@@ -36,7 +36,8 @@ def take_step(training: Training, batch: Batch, epoch: int) -> Tensor | None:
         return None
     loss = torch.stack([outcome.loss for outcome in outcomes]).mean()
     broken = check_gradients(training)
-    verdict = Late(torch.stack([broken, loss]))
+    scale = [] if training.scaler is None else [training.scaler.scale]
+    verdict = Late(torch.stack([broken, loss, *scale]))
     training.pending = PendingStep(training.step, batch, loss, verdict)
     if not training.late and not settle(training):
         return None

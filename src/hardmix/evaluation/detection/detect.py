@@ -212,10 +212,10 @@ def run_trial(
     torch.manual_seed(seed_of("detector's heads", seed))
     detector = build_detector(trunk, len(splits.train.classes), config, device)
     optimizer = build_optimizer(detector, config)
+    meet()  # a process that could not build its own is noticed before the others wait on GPUs
     training = DetectorTraining(
         config, seed, splits.train, Run(folder), detector, optimizer, compute
     )
-    meet()
     restore(training)
     batches = Batches(splits.train, config, seed, device)
     curve = train(training, batches, splits)

@@ -35,9 +35,9 @@ from hardmix.runtime.device import Compute, Late, read_together, send
 from hardmix.runtime.distributed import (
     broadcast_text,
     is_main,
-    meet,
     rank,
     share_state,
+    together,
     world_size,
     wrap,
 )
@@ -115,8 +115,7 @@ def train_until(training: DetectorTraining, stop: int, batches: "Batches", meter
     """Train up to step `stop`, logging losses to metrics.jsonl."""
     config, detector, model = training.config, training.detector, training.model.train()
     shown = ""
-    for images, targets in batches.read(training.step, stop):
-        meet()  # a process without its images is noticed before the others wait on GPUs
+    for images, targets in together(batches.read(training.step, stop)):
         rate = learning_rate(config, training.step)
         for group in training.optimizer.param_groups:
             group["lr"] = rate
@@ -168,9 +167,8 @@ def precise_statistics(training: DetectorTraining, batches: "Batches") -> None:
         return
     say(f"Precise batch norm: {config.precise_bn} batches.")
     seed_sampling(training.detector, training.seed, training.step)
-    make_precise(
-        training.detector, batches.read(config.iterations, config.iterations + config.precise_bn)
-    )
+    read = batches.read(config.iterations, config.iterations + config.precise_bn)
+    make_precise(training.detector, together(read))
 
 
 class Batches:
