@@ -113,5 +113,6 @@ def _expected(near: Finding) -> str:
 def _measured(near: Finding) -> str:
     return (
         f"Measured on CIFAR-100 at {near.proxy_accuracy:.0f} % and temperature {near.temperature},"
-        f" {near.pairs} pairs of runs: linear probe {near.probe} points, k-NN {near.knn}. See {PAGE}."
+        f" {near.pairs} pairs of runs: linear probe {near.probe} points, k-NN {near.knn}."
+        f" See {PAGE}."
     )
