@@ -255,3 +255,16 @@ def test_bad_input_is_one_line(arguments, words, capfd):
     assert ended.value.code == 2
     assert len(shown.strip().splitlines()) == 1
     assert all(word in shown for word in words)
+
+
+@pytest.mark.parametrize(("option", "words"), [("cifar", "lacks a complete cifar10"), ("jpeg", "")])
+def test_a_folder_without_the_images_is_refused_before_anything_is_measured(
+    option, words, tmp_path, capfd
+):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "loss", "--quick", f"--data.{option}", str(tmp_path)])
+    shown = capfd.readouterr()
+    assert ended.value.code == 2
+    assert "Part 1" not in shown.out
+    assert str(tmp_path) in shown.err
+    assert words in shown.err

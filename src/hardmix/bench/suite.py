@@ -31,11 +31,14 @@ from hardmix.bench.speed_tables import (
     sections_of,
     tables_of,
 )
+from hardmix.bench.test_images import small_data
+from hardmix.data.datasets import open_images
 from hardmix.errors import InputError
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import progress, say, table
 from hardmix.runtime.cores import available_cores
 from hardmix.runtime.device import choose_compute
+from hardmix.settings.config import DataConfig
 
 PLANS: dict[str, Callable[[Setup], list[BenchJob]]] = {
     "loss": loss_speed.plan,
@@ -96,6 +99,10 @@ def prepare_setup(options: BenchOptions) -> Setup:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch finds no GPU here; omit it, or use cpu.")
     compute = choose_compute(options.device)
+    if options.cifar is not None:
+        open_images(small_data(str(options.cifar)))  # now, not after the parts that need no images
+    if options.jpeg is not None:
+        open_images(DataConfig(name="folder", root=str(options.jpeg)))
     return Setup(
         rounds=QUICK_ROUNDS if options.quick else options.rounds,
         quick=options.quick,
