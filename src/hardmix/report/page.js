@@ -282,7 +282,7 @@
     hints.get(box).classList.toggle("needed", box.scrollWidth > box.clientWidth + 1);
   }
   const watchWidth = new ResizeObserver((entries) => entries.forEach((each) => hint(each.target)));
-  for (const box of document.querySelectorAll(".scroll")) watchWidth.observe(box);
+  for (const box of document.querySelectorAll(".scroll")) { hint(box); watchWidth.observe(box); }
 
   const curves = read("curve-data");
   if (curves.metrics.length) chart(document.getElementById("chart"), curves);
