@@ -4,14 +4,22 @@ The group is a registered backend for cuda, and there is no GPU: every tensor is
 travel by a group of our own.
 """
 
+import gc
 import socket
+import weakref
 
 import pytest
 import torch
 import torch.distributed
 import torch.multiprocessing
 
-from hardmix.runtime.distributed import agree_on_max, broadcast_text, gather, gather_objects
+from hardmix.runtime.distributed import (
+    agree_on_max,
+    broadcast_text,
+    gather,
+    gather_objects,
+    group_for,
+)
 from hardmix.training.pretrain import pretrain
 from ranks import state_of, tiny
 
@@ -38,7 +46,10 @@ def train(number, port, out):
     for name in ("whole", "stopped"):
         pretrain(tiny(), out / name)
     pretrain(tiny(train={"epochs": 3}), out / "stopped", resume=True)
+    ours = weakref.ref(group_for(torch.device("cpu")))
     torch.distributed.destroy_process_group()
+    gc.collect()
+    assert ours() is None  # its threads would outlive the program's end, and abort it now and then
 
 
 def test_pretrain_within_a_group_that_refuses_tensors_on_cpus(tmp_path, capfd):

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 import torch.distributed
@@ -20,8 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 Part = TypeVar("Part")
 
-_gloo: dict[Any, Any] = {}
-"""For tensors on CPUs: our own group beside each default group that does not take them."""
+_gloo: WeakKeyDictionary[Any, ReferenceType[Any]] = WeakKeyDictionary()
+"""For tensors on CPUs: our own group beside each default group that does not take them. torch holds
+both until they are destroyed; if we held them longer, their threads could abort a Python that ends.
+"""
 
 
 def group_for(device: torch.device) -> Any:
@@ -32,10 +35,12 @@ def group_for(device: torch.device) -> Any:
     default = torch.distributed.distributed_c10d._get_default_group()
     if device.type != "cpu" or torch.device("cpu") in default._device_types:
         return None
-    if default not in _gloo:
-        _gloo.clear()  # of a default group that is gone
-        _gloo[default] = torch.distributed.new_group(backend="gloo")
-    return _gloo[default]
+    known = _gloo.get(default)
+    group = None if known is None else known()
+    if group is None:
+        group = torch.distributed.new_group(backend="gloo")
+        _gloo[default] = ref(group)
+    return group
 
 
 def world_size() -> int:
