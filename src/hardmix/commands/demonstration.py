@@ -140,7 +140,7 @@ def tell(
     )
     if config.data.name == "shapes" and len(better) == len(COMPARED):
         say("With 16 epochs, this held for all four seeds that we tried (docs/results.md).")
-    say("Which of the two is better cannot be seen here: seeds differ by more than the methods.")
+    say("One seed cannot show which of the two is better.")
     say(f"Took {seconds:.0f} s. Wrote {file} and")
     for run in runs.values():
         say(f"  {run.path}: config.json, metrics.jsonl, encoder.safetensors")
