@@ -13,7 +13,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from results_page import OWN_VIEWS, WEAK_VIEWS, Evidence, Row, filled, runs_of
+from results_page import Evidence, Row, filled, runs_of
+from results_tables import OWN_VIEWS, WEAK_VIEWS
 
 from hardmix.analysis.figures.paired_gains import GainLine, GainPoint, forest, gain_over
 from hardmix.analysis.figures.picture import save
