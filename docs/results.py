@@ -19,7 +19,7 @@ from results_tables import OWN_VIEWS, WEAK_VIEWS
 from hardmix.analysis.figures.paired_gains import GainLine, GainPoint, forest, gain_over
 from hardmix.analysis.figures.picture import save
 from hardmix.sweep.own_grids import read_grid
-from hardmix.sweep.pairs import student_interval
+from hardmix.sweep.pairs import refused_pairs, student_interval
 from hardmix.sweep.planning import SweepOptions, make_plan
 from hardmix.sweep.results import collect
 from hardmix.sweep.sweeping import sweep
@@ -94,6 +94,8 @@ def _options(file: Path) -> SweepOptions:
 def read(options: SweepOptions) -> Evidence:
     """Return every row of a grid with its runs and its baseline's."""
     result = collect(make_plan(options))
+    if refused := refused_pairs(result):
+        sys.exit("\n".join(refused))
     found = {}
     for line in result.lines:
         runs: dict[int, dict[str, float]] = {}

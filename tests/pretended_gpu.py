@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -30,7 +31,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+import hardmix
+
 GPU = torch.device("cuda", 0)
+
+PACKAGE = f"{Path(hardmix.__file__).parent}/"
+TESTS = f"{Path(__file__).parent}/"
+"""Where the code of hardmix and the tests lie, whatever the checkout is called."""
 
 READ_BACK = {
     *("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "bincount"),
@@ -373,9 +380,9 @@ def _place() -> str:
     frame, test = sys._getframe(1), "(torch)"
     while frame is not None:
         file = frame.f_code.co_filename
-        if "/hardmix/" in file and "/site-packages/" not in file:
-            return f"{file.rpartition('/hardmix/')[2]}:{frame.f_lineno}"
-        if "/tests/" in file and file != __file__ and test == "(torch)":
-            test = f"{file.rpartition('/tests/')[2]}:{frame.f_lineno}"
+        if file.startswith(PACKAGE):
+            return f"{file.removeprefix(PACKAGE)}:{frame.f_lineno}"
+        if file.startswith(TESTS) and file != __file__ and test == "(torch)":
+            test = f"{file.removeprefix(TESTS)}:{frame.f_lineno}"
         frame = frame.f_back
     return test

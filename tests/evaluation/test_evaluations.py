@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from hardmix.errors import InputError
-from hardmix.evaluation import neighbours
+from hardmix.evaluation import neighbours, probe
 from hardmix.evaluation.accuracy import accuracy_of, mean_and_deviation
-from hardmix.evaluation.knn import knn_accuracy
-from hardmix.evaluation.probe import new_classifier, probe_accuracy
+from hardmix.evaluation.knn import knn_accuracies, knn_accuracy, usual_k
+from hardmix.evaluation.probe import cross_validated_penalty, new_classifier, probe_accuracy
 
 
 def clusters(number: int, noise: float = 0.3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,6 +92,61 @@ def test_the_linear_probe_is_scikit_learns():
             train, train_labels, test, test_labels, penalty=0.01, solver=solver, seed=3
         )
         assert ours.top1 == pytest.approx(theirs, abs=apart)
+
+
+def few_noisy_labels(number: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Most features are noise: a probe with a weak penalty learns it by heart."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(number) % 4
+    noise = torch.randn(number, 120, generator=generator)
+    noise[:, :4] += 1.5 * torch.eye(4)[labels]
+    return noise, labels
+
+
+def test_the_penalty_is_cross_validated_and_better_than_a_weak_one():
+    (train, train_labels), (test, test_labels) = few_noisy_labels(200, 0), few_noisy_labels(2000, 1)
+    chosen = cross_validated_penalty(train, train_labels)
+    assert chosen.penalty == max(chosen.accuracies, key=lambda each: chosen.accuracies[each])
+    by_penalty = {
+        penalty: probe_accuracy(train, train_labels, test, test_labels, penalty=penalty).top1
+        for penalty in (chosen.penalty, 1e-6)
+    }
+    assert by_penalty[chosen.penalty] > by_penalty[1e-6] + 0.02
+    default = probe_accuracy(train, train_labels, test, test_labels)
+    assert default.top1 == by_penalty[chosen.penalty]
+
+
+def test_cross_validation_predicts_each_training_image_once_and_no_other(monkeypatch):
+    features, labels = torch.arange(50.0)[:, None].repeat(1, 3), torch.arange(50) % 2
+    predicted = []
+
+    def note(train, train_labels, test, test_labels, *, solver, penalty):
+        assert set(train[:, 0].tolist()).isdisjoint(test[:, 0].tolist())
+        assert len(train) + len(test) == 50
+        predicted.append((penalty, test[:, 0].tolist()))
+        return probe.Accuracy(1 - penalty, 1.0)
+
+    monkeypatch.setattr(probe, "probe_accuracy", note)
+    chosen = cross_validated_penalty(features, labels)
+    assert chosen.penalty == 1e-6
+    for penalty in probe.PENALTIES:
+        held_out = [image for each, images in predicted if each == penalty for image in images]
+        assert sorted(held_out) == list(range(50))
+    predicted.clear()
+    monkeypatch.setattr(probe, "ENOUGH_HELD_OUT", 20)
+    cross_validated_penalty(features, labels)
+    assert len(predicted) == 2 * len(probe.PENALTIES)
+
+
+def test_several_k_are_the_votes_of_each_alone():
+    data = *noisy(300, 0), *noisy(100, 1)
+    together = knn_accuracies(*data, ks=(5, 20, 200))
+    assert together == {k: knn_accuracy(*data, k=k) for k in (5, 20, 200)}
+
+
+def test_k_follows_the_number_of_labels_of_a_class():
+    assert usual_k(labelled=10_000, classes=100) == 20
+    assert usual_k(labelled=50_000, classes=100) == 200
 
 
 def test_accuracies_count_ranks():

@@ -94,6 +94,8 @@ def test_knn_with_its_floor(run, capfd):
     assert code == 0
     found = result(run, "knn")
     assert set(found["baselines"]) == {"pixels", "untrained"}
+    assert set(found["by_k"]) == {"20", "200"}
+    assert found["k"] == 5
     assert {"command", "versions", "run", "written", "seconds"} <= set(found)
     assert f"{found['top1']:.4f}" in shown
     assert "pixels" in shown
@@ -114,6 +116,21 @@ def test_linear_caches_small_data_and_says_so(run, capfd):
     found = result(run, "linear-cached")
     assert found["seeds"] == 2
     assert found["top1_std"] >= 0
+    assert found["penalty_chosen_by"] == "cross-validation"
+    accuracies = {float(key): value for key, value in found["cross_validation"].items()}
+    assert found["penalty"] == max(accuracies, key=lambda each: accuracies[each])
+    assert f"Penalty {found['penalty']:g}" in shown
+
+
+def test_a_penalty_that_is_given_is_used_and_recorded(run, capfd):
+    code, shown = command(capfd, "linear", run.path, "--cached", "--penalty", "0.5")
+    assert code == 0
+    found = result(run, "linear-cached")
+    assert (found["penalty"], found["penalty_chosen_by"]) == (0.5, "the user")
+    assert "penalty 0.5" in shown
+    code, shown = command(capfd, "linear", run.path, "--cached", "--penalty", "-1")
+    assert code == 2
+    assert "linear.penalty=-1.0 must be at least 0" in shown
 
 
 def test_linear_protocol_changes_its_rate_at_the_right_epochs_and_no_trunk(run, capfd):

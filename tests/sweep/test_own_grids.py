@@ -20,7 +20,9 @@ from hardmix.sweep.evaluating import MAKERS, PROTOCOLS
 from hardmix.sweep.grid_rows import Evaluation, baseline_of
 from hardmix.sweep.measures import MEASURES
 from hardmix.sweep.own_grids import TREND_OVER, read_grid
+from hardmix.sweep.pairs import paired, refused_pairs
 from hardmix.sweep.planning import SweepOptions, config_of, evaluations_of, make_plan
+from hardmix.sweep.results import collect
 
 GRID = """
 title = "Views"
@@ -300,6 +302,23 @@ def test_a_record_says_what_its_numbers_depend_on_and_no_place_of_a_machine(
     assert {"torch", "hardmix", "python"} <= set(facts["versions"])
     assert facts["command"].startswith("hardmix sweep views.toml --out DIR --data.root DATA")
     assert len(record.read_bytes()) < 8000
+
+
+def test_a_pair_of_two_machines_is_refused(file, tmp_path, trainer):
+    """Sums round differently on another CPU or with other threads, so the pair differs in more."""
+    assert run_command(str(file), "--out", str(tmp_path)) == 0
+    shutil.rmtree(tmp_path / "runs")
+    for record in (tmp_path / "records").iterdir():
+        facts = json.loads(record.read_text())
+        odd = facts["seed"] == 2 and facts["config"]["mix"]["num_pairs"] == 32
+        record.write_text(json.dumps(facts | {"cpu": "A", "threads": 2 if odd else 1}))
+    result = collect(make_plan(options(file, tmp_path)))
+    assert refused_pairs(result) == [
+        "Seed 2: strong-mochi and strong are not used as a pair, because they were trained on"
+        " different machines (A, threads: 2 and A, threads: 1)."
+    ]
+    seeds = {pairs.id: set(pairs.differences) for pairs in paired(result)}
+    assert seeds == {"weak-mochi": {1, 2, 3}, "strong-mochi": {1, 3}}
 
 
 def test_a_damaged_record_is_named(file, tmp_path, trainer):

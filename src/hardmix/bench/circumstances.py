@@ -7,13 +7,13 @@ import shlex
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from hardmix.bench.jobs import ALLOCATORS, SEED, Setup
 from hardmix.bench.memory_use import can_measure
+from hardmix.runtime.cores import cpu_name
 
 LIBRARIES = ("hardmix", "torch", "torchvision", "numpy", "pillow", "lightly")
 MATTERS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
@@ -31,7 +31,7 @@ def circumstances(setup: Setup) -> dict[str, Any]:
         "device": setup.device,
         "gpu": torch.cuda.get_device_name() if setup.device == "cuda" else None,
         "precision": setup.precision_reason,
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": setup.cores,
         "platform": platform.platform(),
         "versions": {"python": platform.python_version(), **_versions()},
@@ -74,15 +74,3 @@ def _versions() -> dict[str, str]:
 
 def _module(library: str) -> str:
     return "PIL" if library == "pillow" else library
-
-
-def _cpu_name() -> str:
-    """Return the CPU's name, family and model number, since a virtual machine may hide some."""
-    info = Path("/proc/cpuinfo")
-    if not info.exists():
-        return platform.processor()
-    pairs = [line.split(":", 1) for line in info.read_text().splitlines() if ":" in line]
-    first = {name.strip(): value.strip() for name, value in reversed(pairs)}
-    known = [first.get("model name", platform.machine())]
-    known += [f"{name} {first[name]}" for name in ("cpu family", "model") if name in first]
-    return ", ".join(known)

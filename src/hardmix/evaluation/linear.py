@@ -7,6 +7,7 @@ protocol.
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import nn
 from hardmix.evaluation.accuracy import Accuracy, mean_and_deviation
 from hardmix.evaluation.classifier_training import forget_epochs, train_classifier
 from hardmix.evaluation.evaluated_run import EvaluatedRun, open_evaluated_run
-from hardmix.evaluation.probe import probe_accuracy
+from hardmix.evaluation.probe import cross_validated_penalty, probe_accuracy
 from hardmix.runtime.console import say
 from hardmix.settings.config import DataConfig
 from hardmix.settings.evaluation_options import (
@@ -49,7 +50,15 @@ def measure_cached(
     """Fit a classifier per seed to cached features; writes RUN/results/NAME.json."""
     solver, seeds = options.solver, options.seeds
     arrays = evaluated.split_features(evaluated.encoder)
-    found = [probe_accuracy(*arrays, solver=solver, seed=seed) for seed in range(seeds)]
+    penalty = options.penalty
+    tried: dict[float, float] = {}
+    if penalty is None:
+        say("Cross-validating the probe's penalty on the training images.")
+        penalty, tried = cross_validated_penalty(*arrays[:2], solver=solver)
+        say(f"Penalty {penalty:g}: held-out accuracy {_listed(tried)}.")
+    found = [
+        probe_accuracy(*arrays, solver=solver, penalty=penalty, seed=seed) for seed in range(seeds)
+    ]
     top1, deviation = mean_and_deviation([each.top1 for each in found])
     top5, deviation5 = mean_and_deviation([each.top5 for each in found])
     result = {
@@ -59,10 +68,20 @@ def measure_cached(
         "top5": top5,
         "top5_std": deviation5,
         "seeds": seeds,
+        "penalty": penalty,
+        "penalty_chosen_by": "cross-validation" if tried else "the user",
+        "cross_validation": {f"{each:g}": accuracy for each, accuracy in tried.items()},
+        "train": len(evaluated.train),
+        "test": len(evaluated.test),
     }
     say("This is not the paper's protocol, which trains on random crops and needs a preset.")
-    rows = {f"{solver}, {seeds} seeds, ± {deviation:.4f}": Accuracy(top1, top5)}
+    how = f"{solver}, penalty {penalty:g}, {seeds} seeds, ± {deviation:.4f}"
+    rows = {how: Accuracy(top1, top5)}
     return evaluated.conclude(name, result, "linear probe, cached features", rows)
+
+
+def _listed(accuracies: Mapping[float, float]) -> str:
+    return ", ".join(f"{value:.4f} with {penalty:g}" for penalty, value in accuracies.items())
 
 
 def cached_protocol(solver: ProbeSolver) -> str:

@@ -55,6 +55,10 @@ class NearestRows(NamedTuple):
     places: Int64[Tensor, "queries k"]
     """Place in the bank: with many processes, in that of all, in rank order."""
 
+    def first(self, k: int) -> "NearestRows":
+        """Return the k most similar rows alone."""
+        return NearestRows(self.queries, self.similarity[:, :k], self.places[:, :k])
+
 
 @torch.no_grad()
 def neighbours(

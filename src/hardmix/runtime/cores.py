@@ -1,7 +1,9 @@
-"""How many cores this process may use, alone or beside others on its machine."""
+"""How many cores this process may use, alone or beside others, and which CPU they belong to."""
 
 import os
+import platform
 from collections.abc import Mapping
+from pathlib import Path
 
 from hardmix.runtime.launch import launched
 
@@ -30,3 +32,15 @@ def processes_here(environment: Mapping[str, str] = os.environ) -> int:
     """Return how many processes of this job are on this machine."""
     launch = launched(environment)
     return 1 if launch is None else launch.local_world_size
+
+
+def cpu_name() -> str:
+    """Return the CPU's name, family and model number, since a virtual machine may hide some."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor()
+    pairs = [line.split(":", 1) for line in info.read_text().splitlines() if ":" in line]
+    first = {name.strip(): value.strip() for name, value in reversed(pairs)}
+    known = [first.get("model name", platform.machine())]
+    known += [f"{name} {first[name]}" for name in ("cpu family", "model") if name in first]
+    return ", ".join(known)

@@ -27,8 +27,9 @@ LinearPreset = Literal["imagenet100", "imagenet1k", "official-moco"]
 class KnnOptions:
     """Measure the k-NN accuracy of a run's encoder; nothing is trained."""
 
-    k: int = 200
-    """Number of nearest neighbours that vote."""
+    k: int | None = None
+    """Number of nearest neighbours that vote. Unset: 200, or 20 if a class has fewer than 200
+    labelled images on average; the accuracies with both are recorded in any case."""
     temperature: float = 0.07
     """Softmax temperature of the vote."""
     baseline: tuple[Baseline, ...] = ()
@@ -82,6 +83,9 @@ class LinearOptions:
     100,000 images."""
     solver: ProbeSolver = "lbfgs"
     """Solver for cached features."""
+    penalty: float | None = None
+    """L2 penalty on the weights, for cached features. Unset: cross-validated on the training
+    images over powers of ten."""
     seeds: int = 3
     """Number of classifiers fitted to cached features, each with its own seed."""
     epochs: int | None = None
@@ -99,6 +103,7 @@ class LinearOptions:
     """Number format of the encoder's forward passes."""
 
     def __post_init__(self) -> None:
+        check_at_least(self, "linear", penalty=0)
         if not 1 <= self.seeds <= 1000:
             raise InputError(
                 f"linear.seeds={shown(self.seeds)} must be between 1 and 1000: the number of"

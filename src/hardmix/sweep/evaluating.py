@@ -21,7 +21,8 @@ from hardmix.settings.evaluation_options import KnnOptions, LinearOptions
 from hardmix.sweep.grids import grid_named
 from hardmix.sweep.planning import SweepOptions
 
-VOTE = KnnOptions()
+VOTE = KnnOptions(k=200)
+"""One k for all sweeps, so that their tables compare; results record k = 20 as well."""
 QUEUE_KEYS = "memory.keys"
 """Suffix of the name of the queue's keys in a checkpoint."""
 
@@ -55,7 +56,10 @@ def is_present(record: RunRecord, name: str) -> bool:
 def evaluate(run: Run, name: str, options: SweepOptions) -> None:
     """Run one evaluation; the images may have moved since the run was trained."""
     data = replace(run.config().data, root=options.data_root)
-    labelled = grid_named(options.grid).labelled_images
+    grid = grid_named(options.grid)
+    labelled = grid.labelled_images
+    if name in ("linear-cached", "transfer"):
+        labelled = grid.probe_images or labelled
     if labelled is not None:
         data = replace(data, num_images=labelled)
     if name in MAKERS:
@@ -64,8 +68,16 @@ def evaluate(run: Run, name: str, options: SweepOptions) -> None:
         EVALUATIONS[name].measure(run.path, EVALUATIONS[name].Options(), data)
 
 
-def _linear_cached(run: Run, data: DataConfig, _: SweepOptions) -> None:
-    EVALUATIONS["linear"].measure(run.path, LinearOptions(cached=True), data)
+def _probe(options: SweepOptions) -> LinearOptions:
+    return LinearOptions(cached=True, penalty=grid_named(options.grid).probe_penalty)
+
+
+def _linear_cached(run: Run, data: DataConfig, options: SweepOptions) -> None:
+    EVALUATIONS["linear"].measure(run.path, _probe(options), data)
+
+
+def _knn(run: Run, data: DataConfig, _: SweepOptions) -> None:
+    EVALUATIONS["knn"].measure(run.path, VOTE, data)
 
 
 def _linear(run: Run, data: DataConfig, _: SweepOptions) -> None:
@@ -75,7 +87,7 @@ def _linear(run: Run, data: DataConfig, _: SweepOptions) -> None:
 def _transfer(run: Run, data: DataConfig, options: SweepOptions) -> None:
     """Sec. 5.2 in its simplest form: the probe on the images of --transfer-root."""
     other = replace(data, name=None, root=options.transfer_root, test=None)
-    measure_cached(open_evaluated_run(run.path, other), LinearOptions(cached=True), "transfer")
+    measure_cached(open_evaluated_run(run.path, other), _probe(options), "transfer")
 
 
 def _embedding(run: Run, data: DataConfig, _: SweepOptions) -> None:
@@ -116,6 +128,7 @@ def _detect(run: Run, config: DetectionConfig, root: Path | None, options: Sweep
 MAKERS: dict[str, Callable[[Run, DataConfig, SweepOptions], None]] = {
     "linear-cached": _linear_cached,
     "linear": _linear,
+    "knn": _knn,
     "transfer": _transfer,
     "embedding": _embedding,
     "queue": _queue,

@@ -113,6 +113,10 @@ class Grid:
     first_seed: int = 0
     labelled_images: int | None = None
     """Number of training and of test images for evaluations; None means the run's own."""
+    probe_images: int | None = None
+    """The same for the linear probe and transfer; None means `labelled_images`."""
+    probe_penalty: float | None = None
+    """Penalty of the linear probe and of transfer; None cross-validates it for every run."""
     trends: tuple[Trend, ...] = ()
 
 

@@ -76,6 +76,7 @@ MEASURES: list[Measure] = [
         Measure(kind, title, kind, ("top1",), PAPER_ACCURACIES.get(kind))
         for kind, title in accuracy_titles().items()
     ),
+    Measure("knn-20", "k-NN top-1, k = 20", "knn", ("by_k", "20", "top1")),
     *_detection("detection-voc-24k", "VOC07 11-point", "voc_detection", "AP", "VOC"),
     *_detection("detection-coco-1x", "COCO box", "coco_detection", "APbb", "COCO 1x box"),
     *_detection("detection-coco-1x", "COCO mask", "coco_segmentation", "APmk", "COCO 1x mask"),

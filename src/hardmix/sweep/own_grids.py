@@ -27,6 +27,8 @@ GRID_KEYS: dict[str, type] = {
     "recipe": str,
     "evaluations": list,
     "labelled_images": int,
+    "probe_images": int,
+    "probe_penalty": float,
     "seeds": int,
     "first_seed": int,
     "settings": dict,
@@ -207,7 +209,13 @@ def _check_labels(rows: tuple[Row, ...], where: str) -> None:
 
 def _counts(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the counts in the file, each checked against its minimum."""
-    lowest = {"seeds": 1, "first_seed": 0, "labelled_images": 2}
+    lowest = {
+        "seeds": 1,
+        "first_seed": 0,
+        "labelled_images": 2,
+        "probe_images": 2,
+        "probe_penalty": 0,
+    }
     for key, limit in lowest.items():
         if values.get(key, limit) < limit:
             raise InputError(f"{where}: {key} = {values[key]} must be at least {limit}.")

@@ -13,7 +13,7 @@ from hardmix.evaluation.accuracy import mean_and_deviation
 from hardmix.sweep.grid_rows import Trend
 from hardmix.sweep.grids import grid_named
 from hardmix.sweep.measures import Measure
-from hardmix.sweep.results import SweepResult
+from hardmix.sweep.results import SweepResult, TableRow
 
 LEVEL = 0.95
 ACCURACIES = ("linear", "linear-cached", "knn", "transfer")
@@ -131,7 +131,10 @@ def student_probability(t: float, freedom: int) -> float:
 
 
 def paired(result: SweepResult) -> list[Pairs]:
-    """Return pairs of every row and its baseline, in every measure that both have."""
+    """Return pairs of every row and its baseline, in every measure that both have.
+
+    Two runs of different machines are no pair (`refused_pairs`): their sums round differently.
+    """
     by_label = {line.row.label: line for line in result.lines}
     found = []
     for line in result.lines:
@@ -140,12 +143,43 @@ def paired(result: SweepResult) -> list[Pairs]:
             if base is None:
                 continue
             theirs = base.cells[number].values
-            ours = {seed: value for seed, value in cell.values.items() if seed in theirs}
+            refused = different_machines(line, base)
+            ours = {
+                seed: value
+                for seed, value in cell.values.items()
+                if seed in theirs and seed not in refused
+            }
             if ours:
                 both = {seed: theirs[seed] for seed in ours}
                 row = line.row
                 found.append(Pairs(row.label, row.id, cell.baseline, measure, ours, both))
     return found
+
+
+def different_machines(line: TableRow, base: TableRow) -> dict[int, str]:
+    """Return the seeds whose two runs record different machines, and both machines in words."""
+    return {
+        seed: f"{machine} and {base.machines[seed]}"
+        for seed, machine in line.machines.items()
+        if base.machines.get(seed, machine) != machine
+    }
+
+
+def refused_pairs(result: SweepResult) -> list[str]:
+    """Return a sentence for every seed whose runs are no pair, because of their machines."""
+    by_label = {line.row.label: line for line in result.lines}
+    sentences = []
+    for line in result.lines:
+        base = by_label.get(line.cells[0].baseline) if line.cells else None
+        if base is None:
+            continue
+        labels = f"{line.row.label} and {base.row.label}"
+        sentences += [
+            f"Seed {seed}: {labels} are not used as a pair, because they were trained on different"
+            f" machines ({machines})."
+            for seed, machines in different_machines(line, base).items()
+        ]
+    return sentences
 
 
 def trends(result: SweepResult, pairs: Sequence[Pairs]) -> list[FoundTrend]:

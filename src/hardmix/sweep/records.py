@@ -59,7 +59,7 @@ def write_record(options: SweepOptions, job: Job, record: RunRecord) -> Path:
     """
     earlier = read_record(options, job.name) or {}
     kept = (name for name in earlier.get("evaluations", ()) if name in record.results)
-    config = dataclasses.asdict(job.config)
+    config, trained = dataclasses.asdict(job.config), record.results.get("pretrain", {})
     config["data"]["root"] = None
     facts = {
         "format": FORMAT,
@@ -72,9 +72,10 @@ def write_record(options: SweepOptions, job: Job, record: RunRecord) -> Path:
             if (value := measure.value(record)) is not None
         },
         "evaluations": list(dict.fromkeys((*kept, *job.evaluations))),
-        "training_seconds": number(record.results.get("pretrain", {}).get("seconds")),
+        "training_seconds": number(trained.get("seconds")),
         "images_per_second": _median_speed(record),
-        "threads": torch.get_num_threads(),
+        "cpu": trained.get("cpu"),
+        "threads": trained.get("threads", torch.get_num_threads()),
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": earlier.get("commit") or commit(),
         "versions": versions(),

@@ -70,6 +70,8 @@ class TableRow:
     """Finished runs whose folders are here."""
     names: dict[int, str]
     """Names of all finished runs, by seed."""
+    machines: dict[int, str]
+    """CPU and threads of the runs that record them, by seed."""
     cells: list[TableCell]
     """One cell for each of the result's measures."""
 
@@ -104,11 +106,11 @@ def collect(plan: Plan) -> SweepResult:
     found = {row.label: _read(row, plan, measures) for row in grid.rows}
     lines = []
     for row in grid.rows:
-        runs, names, values = found[row.label]
+        runs, names, machines, values = found[row.label]
         if row not in plan.rows and not names:
             continue
         base = baseline_of(row, grid.rows)
-        theirs = found[base.label][2] if base is not None else None
+        theirs = found[base.label][3] if base is not None else None
         cells = [
             TableCell(
                 values[each],
@@ -119,7 +121,7 @@ def collect(plan: Plan) -> SweepResult:
             for each, measure in enumerate(measures)
         ]
         config = config_of(row, options, options.first_seed)
-        lines.append(TableRow(row, config, runs, names, cells))
+        lines.append(TableRow(row, config, runs, names, machines, cells))
     fits, statement, changes = describe(options)
     sentences = [*changes, *same_run([line.row for line in lines], options)]
     return SweepResult(options, grid.place, fits, statement, sentences, measures, lines)
@@ -127,29 +129,33 @@ def collect(plan: Plan) -> SweepResult:
 
 def _read(
     row: Row, plan: Plan, measures: Sequence[Measure]
-) -> tuple[list[RunRecord], dict[int, str], list[dict[int, float]]]:
-    """Return a row's finished folders, names by seed, and values by measure and seed.
+) -> tuple[list[RunRecord], dict[int, str], dict[int, str], list[dict[int, float]]]:
+    """Return a row's folders, names and machines by seed, and values by measure and seed.
 
     A run whose folder is not here may have a record.
     """
     runs: list[RunRecord] = []
     names: dict[int, str] = {}
+    machines: dict[int, str] = {}
     values: list[dict[int, float]] = [{} for _ in measures]
     for seed in plan.options.every_seed:
         name = run_name(config_of(row, plan.options, seed))
         run = Run(plan.folder(name))
         if state_of(run) == "finished":
             runs.append(read_run(run.path))
+            facts = runs[-1].results.get("pretrain", {})
             found = {measure.id: measure.value(runs[-1]) for measure in measures}
         elif (record := read_record(plan.options, name)) is not None:
-            found = record["measures"]
+            found, facts = record["measures"], record
         else:
             continue
         names[seed] = name
+        if facts.get("cpu"):
+            machines[seed] = f"{facts['cpu']}, threads: {facts.get('threads')}"
         for cell, measure in zip(values, measures, strict=True):
             if (value := found.get(measure.id)) is not None:
                 cell[seed] = value
-    return runs, names, values
+    return runs, names, machines, values
 
 
 def _gain(

@@ -34,7 +34,7 @@ from hardmix.sweep.evaluating import evaluate, is_present
 from hardmix.sweep.gpus import check_gpus, taken_gpus, train_by_torchrun
 from hardmix.sweep.pair_figures import forests, gains_over
 from hardmix.sweep.pair_tables import show_pairs, write_pairs
-from hardmix.sweep.pairs import FoundTrend, Pairs, paired, trends, without_trend
+from hardmix.sweep.pairs import FoundTrend, Pairs, paired, refused_pairs, trends, without_trend
 from hardmix.sweep.planning import Job, Plan, SweepOptions, make_plan, run_name
 from hardmix.sweep.records import write_record
 from hardmix.sweep.result_tables import show_tables, write_tables
@@ -244,6 +244,8 @@ def tell(plan: Plan, outcome: Outcome, *, pairs: bool = False) -> None:
     result = collect(plan)
     show_tables(result)
     by_seed = paired(result)
+    for sentence in refused_pairs(result):
+        warn(sentence)
     found = trends(result, by_seed)
     files = write_tables(result, plan.options.out)
     files += write_pairs(result, by_seed, found, plan.options.out)

@@ -6,11 +6,14 @@ import shlex
 import statistics
 from typing import Any
 
+import torch
+
 from hardmix.data.datasets import data_name
 from hardmix.data.image_set import ImageSet
 from hardmix.runs.folder import Run
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say, table, warn
+from hardmix.runtime.cores import cpu_name
 from hardmix.runtime.device import Compute, describe_device
 from hardmix.runtime.distributed import is_main, world_size
 from hardmix.runtime.profile import SKIPPED, Stopwatch
@@ -94,6 +97,8 @@ def summarize(
         "knn": knn[-1] if knn else None,
         "unreadable": list(unreadable.values()),
         "seed": config.train.seed,
+        "cpu": cpu_name(),
+        "threads": torch.get_num_threads(),
     }
     run.write_result("pretrain", result)
     shown = f", k-NN accuracy {knn[-1]:.3f}" if knn else ""
