@@ -13,6 +13,7 @@ import time
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 import hardmix.training.pretrain as loop
 import hardmix.training.state
@@ -22,7 +23,7 @@ from hardmix.runs.folder import Run, check_resumable
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.saved import MAY_CHANGE, MUST_MATCH, settings
 from hardmix.training.pretrain import pretrain
-from ranks import lines_of, signal_after, start, state_of, tiny, wait
+from ranks import lines_of, signal_after, start, state_of, tensors_file, tiny, wait
 
 STEPS = 12
 """Of `tiny`: two epochs of six."""
@@ -141,7 +142,7 @@ def test_a_broken_newest_checkpoint_costs_time_only(unbroken, tmp_path, monkeypa
     for _ in range(2):
         with pytest.raises(UnfinishedError):
             pretrain(tiny(), tmp_path / "run", resume="auto")
-    newest = tmp_path / "run" / "checkpoints" / "step-00000009.safetensors"
+    newest = tensors_file(tmp_path / "run" / "checkpoints", 9)
     newest.write_bytes(newest.read_bytes()[:-1])
     pretrain(tiny(), tmp_path / "run", resume=True)
     assert "step-00000009.json does not match its checksum" in capfd.readouterr().err
@@ -240,10 +241,8 @@ def test_another_number_of_processes_goes_on_with_the_same_images(tmp_path, monk
     with pytest.raises(UnfinishedError):
         pretrain(config, tmp_path / "run")
     assert wait(start(pretrain_any, tmp_path / "run")) == [0, 0]
-    newest = "checkpoints/step-00000012.safetensors"
-    from safetensors.torch import load_file
-
-    ids = [load_file(tmp_path / name / newest)["objective.memory.ids"] for name in ("whole", "run")]
+    newest = [tensors_file(tmp_path / name / "checkpoints", STEPS) for name in ("whole", "run")]
+    ids = [load_file(file)["objective.memory.ids"] for file in newest]
     assert ids[0].equal(ids[1])
 
 
@@ -282,8 +281,8 @@ def test_the_last_two_every_nth_and_the_best_checkpoint_are_kept(tmp_path):
     assert accuracies[int(best["checkpoint"].split("-")[1])] == best["knn"]
     kept = {int(file.stem.split("-")[1]) for file in run.checkpoints.glob("step-*.json")}
     assert kept == {18, 36, 42} | {int(best["checkpoint"].split("-")[1])}
-    assert {file.stem for file in run.checkpoints.glob("*.safetensors")} == {
-        f"step-{step:08d}" for step in kept
+    assert set(run.checkpoints.glob("*.safetensors")) == {
+        tensors_file(run.checkpoints, step) for step in kept
     }
 
 

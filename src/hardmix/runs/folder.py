@@ -22,7 +22,13 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from hardmix.errors import InputError, OutputError
-from hardmix.runs.checkpoints import Checkpoint, load_newest, pack, write_checkpoint
+from hardmix.runs.checkpoints import (
+    Checkpoint,
+    complete_save,
+    load_newest,
+    pack,
+    write_checkpoint,
+)
 from hardmix.runs.weight_files import pack_safetensors
 from hardmix.runtime.atomic_files import append_line, room, write_atomically
 from hardmix.runtime.distributed import is_main
@@ -260,13 +266,16 @@ class Run:
                 raise FileNotFoundError(errno.ENOENT, "the run's folder was moved or replaced")
             write_checkpoint(self.checkpoints, step, data, facts, versions())
         except OSError as error:
-            error.filename = room(self.checkpoints / f"step-{step:08d}.safetensors", len(data))
+            error.filename = room(self.checkpoints / f"step-{step:08d}", len(data))
             raise
         return len(data)
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """Load the newest intact checkpoint; None if there are no checkpoints."""
-        return load_newest(self.checkpoints)
+        """Load the newest intact checkpoint to resume from; None if there are no checkpoints."""
+        found = load_newest(self.checkpoints)
+        if found is not None:
+            complete_save(self.checkpoints, found.manifest.get("best"))
+        return found
 
     def _append(self, file: Path, line: Mapping[str, Any]) -> None:
         """Append a line; lines that a full disk rejects are kept and retried with the next."""
