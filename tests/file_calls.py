@@ -1,4 +1,4 @@
-"""Calls that change or open files, counted; from a chosen one on, something happens in its place."""
+"""Calls that open or change files, counted: something happens in place of a chosen one."""
 
 import errno
 import os

@@ -1,6 +1,5 @@
 """Bad luck: full disks, numbers that are none, crashes amid a save. Nothing good is lost."""
 
-import errno
 import json
 import os
 import random
@@ -15,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import hardmix.training.pretrain as loop
+from file_calls import FileCalls, disk_full, end_process
 from hardmix.errors import InputError
 from hardmix.evaluation.features import load_encoder
 from hardmix.runs.checkpoints import optimizer_tensors
@@ -24,7 +24,6 @@ from hardmix.training import loss_scaler, setup
 from hardmix.training.optimizers import parameters_of
 from hardmix.training.pretrain import pretrain
 from hardmix.training.state import settle
-from file_calls import FileCalls, disk_full, end_process
 from ranks import lines_of, start, state_of, tensors_file, tiny, wait
 
 
@@ -128,7 +127,7 @@ def test_an_encoder_that_cannot_be_written_is_said_and_written_later(tmp_path):
 def test_lines_that_find_no_room_are_written_when_there_is_some(run, monkeypatch):
     run.log({"step": 1})
     with monkeypatch.context() as patch:
-        FileCalls(patch, 1)
+        FileCalls(patch, 1, disk_full)
         run.log({"step": 2})
     assert [line["step"] for line in run.metrics()] == [1]
     run.log({"step": 3})

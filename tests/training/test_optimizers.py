@@ -13,7 +13,7 @@ from torch import nn
 
 from hardmix.errors import InputError, UnfinishedError
 from hardmix.models.encoders import build_encoder
-from hardmix.runs.checkpoints import FORMAT, optimizer_tensors, restore_optimizer
+from hardmix.runs.checkpoints import optimizer_tensors, restore_optimizer
 from hardmix.runs.folder import Run
 from hardmix.settings.config import ModelConfig
 from hardmix.settings.named_choices import OptimizerName
@@ -289,7 +289,6 @@ def as_of_before(run: Run) -> None:
 
 @pytest.mark.slow
 def test_a_checkpoint_of_before_with_sgds_momentum_alone_still_loads(tmp_path):
-    assert FORMAT == 2
     whole = pretrain(short(), tmp_path / "whole")
     half = pretrain(short(train={"stop_epoch": 1}), tmp_path / "half")
     as_of_before(half)

@@ -30,7 +30,7 @@ from hardmix.runs.checkpoints import (
     write_checkpoint,
 )
 from hardmix.runs.weight_files import pack_safetensors
-from hardmix.runtime.atomic_files import append_line, room, write_atomically
+from hardmix.runtime.atomic_files import append_line, errors_naming, room, write_atomically
 from hardmix.runtime.distributed import is_main
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.roots import root_near
@@ -190,10 +190,11 @@ class Run:
         """Sync the logs to disk and return their lengths, for a checkpoint to record."""
         lengths = {}
         for file in (self.metrics_file, self.hardness_file):
-            if file.exists():
-                with file.open("ab") as out:
-                    os.fsync(out.fileno())
-            lengths[file.name] = file.stat().st_size if file.exists() else 0
+            with errors_naming(file):
+                if file.exists():
+                    with file.open("ab") as out:
+                        os.fsync(out.fileno())
+                lengths[file.name] = file.stat().st_size if file.exists() else 0
         return lengths
 
     def forget_after(self, step: int, lengths: Mapping[str, int] | None = None) -> None:

@@ -17,19 +17,27 @@ def write_atomically(file: Path, data: bytes) -> None:
     if not is_main():
         return
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    with errors_naming(file):
+        try:
+            with temporary.open("wb") as out:
+                out.write(data)
+                out.flush()
+                os.fsync(out.fileno())
+            temporary.replace(file)
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+        sync_folder(file.parent)
+
+
+@contextmanager
+def errors_naming(file: Path) -> Iterator[None]:
+    """Have errors name the file that is missed: a failed write or fsync names none."""
     try:
-        with temporary.open("wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(file)
+        yield
     except OSError as error:
-        error.filename = os.fspath(file)  # the one that is missed, also where a write fails
+        error.filename = os.fspath(file)
         raise
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-    sync_folder(file.parent)
 
 
 def sync_folder(folder: Path) -> None:
