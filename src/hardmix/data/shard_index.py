@@ -31,6 +31,7 @@ from hardmix.data.kept_images import cache_folder
 from hardmix.data.shard_limits import (
     BRACES,
     MOST_BYTES,
+    MOST_CLASSES,
     MOST_HEADER,
     BoundedMember,
     check_names,
@@ -145,10 +146,11 @@ def read_index(shards: tuple[Shard, ...]) -> Members | None:
     if hashlib.sha256(content).digest() != checksum:
         return None
     with np.load(io.BytesIO(content)) as found:
-        if str(found["digest"]) != _digest(shards):
+        labels = found["labels"]
+        if str(found["digest"]) != _digest(shards) or labels.max(initial=-1) >= MOST_CLASSES:
             return None
         names = FileNames.of_arrays(found["text"], found["ends"])
-        return Members(names, found["labels"])
+        return Members(names, labels)
 
 
 def make_index(shards: tuple[Shard, ...]) -> Members:

@@ -91,7 +91,7 @@ def load_newest(folder: Path, *, set_aside: bool = True) -> Checkpoint | None:
     for file in sorted(folder.glob("step-*.json"), reverse=True):
         manifest = _read(file) or {}
         _check_format(file, manifest)
-        tensors = _tensors(folder, manifest)
+        tensors = _tensors(folder, manifest) if _is_of(file, manifest) else None
         if tensors is not None:
             for name in broken if is_main() and set_aside else []:
                 (folder / name).replace(folder / f"{name}.broken")
@@ -147,6 +147,12 @@ def _tensors(folder: Path, manifest: dict[str, Any]) -> dict[str, Tensor] | None
         return load(data)
     except (OSError, SafetensorError, KeyError, ValueError):
         return None
+
+
+def _is_of(file: Path, manifest: dict[str, Any]) -> bool:
+    """Return whether a manifest is of the step in its name."""
+    step = manifest.get("step")
+    return type(step) is int and file.stem == f"step-{step:08d}"
 
 
 def _is_whole(manifest: dict[str, Any]) -> bool:

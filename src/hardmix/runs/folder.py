@@ -275,7 +275,8 @@ class Run:
         """Load the newest intact checkpoint to resume from; None if there are no checkpoints."""
         found = load_newest(self.checkpoints)
         if found is not None:
-            complete_save(self.checkpoints, found.manifest.get("best"))
+            best = found.manifest.get("best")
+            complete_save(self.checkpoints, best if isinstance(best, dict) else None)
         return found
 
     def _append(self, file: Path, line: Mapping[str, Any]) -> None:
