@@ -4,9 +4,6 @@ PCL and loss.filter=same-cluster save a step twice with different tensors: after
 again after the clusters of the next.
 """
 
-import os
-import shutil
-
 import pytest
 import torch
 
@@ -14,87 +11,35 @@ from file_calls import FileCalls, Killed, kill
 from hardmix.runs.checkpoints import load_newest
 from hardmix.runs.folder import Run
 from hardmix.runtime.atomic_files import remove_leftovers
-from hardmix.training.pretrain import pretrain
+from killed_saves import kill_everywhere, linked, names, same, saved_twice, saves_of
 from ranks import tensors_file
 from small_methods import EVERY, SAME_CLUSTER, small
 
-BETWEEN = 3
-"""The step between two epochs, which is saved twice."""
 
-
-def saves_of(config, run, monkeypatch):
-    """Train with a checkpoint before every step, and return what was saved."""
-    saved, save = [], Run.save_checkpoint
-
-    def noted(self, step, tensors, facts):
-        saved.append((step, {name: tensor.clone() for name, tensor in tensors.items()}, facts))
-        return save(self, step, tensors, facts)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "save_checkpoint", noted)
-        pretrain(config, run)
-    return saved
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def names(run):
-    return sorted(file.name for file in run.checkpoints.iterdir())
-
-
-def killed_at(call, before, save, place):
-    """Return a copy of a run whose save was killed at a file call; None if it has fewer calls."""
-    shutil.copytree(before.path, place, copy_function=os.link)
+def killed_at(call, run, save):
+    """Save as a process that is killed at a file call: nothing happens after it."""
     with pytest.MonkeyPatch.context() as patch:
         FileCalls(patch, call, kill)
         try:
-            Run(place).save_checkpoint(*save)
-            return None
+            run.save_checkpoint(*save)
         except Killed:
-            return Run(place)
+            return True
+    return False
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_save_killed_at_any_file_call_leaves_the_state_before_or_after(
-    name, tmp_path, monkeypatch
-):
+def test_a_save_killed_at_any_file_call_leaves_the_state_before_or_after(name, tmp_path):
     config = small(name, mixed=name == "mochi", train={"save_minutes": 1e-9})
-    saves = saves_of(config, tmp_path / "run", monkeypatch)
-    twice = [index for index, (step, _, _) in enumerate(saves) if step == BETWEEN]
-    assert len(twice) == 2
+    saves = saves_of(config, tmp_path / "run")
+    twice = saved_twice(saves)
     one, other = (saves[index][1] for index in twice)
     assert same(one, other) == (name not in ("pcl", SAME_CLUSTER))
     before = Run(tmp_path / "before")
     before.path.mkdir()
     for index, save in enumerate(saves[: twice[1] + 1]):
-        calls = kill_everywhere(before, save, tmp_path) if index in twice else None
+        if index in twice:
+            assert kill_everywhere(before, save, tmp_path, killed_at) >= 8
         before.save_checkpoint(*save)
-        assert calls is None or calls >= 8
-
-
-def kill_everywhere(before, save, folder):
-    """Return at how many calls a save was killed; each time it is checked what is left."""
-    after, call = Run(folder / "after"), 0
-    shutil.copytree(before.path, after.path, copy_function=os.link)
-    after.save_checkpoint(*save)
-    states = [load_newest(each.checkpoints) for each in (before, after)]
-    while (run := killed_at(call + 1, before, save, folder / "killed")) is not None:
-        call += 1
-        found = run.load_checkpoint()
-        assert found.broken == []
-        assert any(
-            found.manifest == state.manifest and same(found.tensors, state.tensors)
-            for state in states
-        )
-        run.save_checkpoint(*save)
-        remove_leftovers(run.checkpoints)
-        assert names(run) == names(after)
-        shutil.rmtree(run.path)
-    shutil.rmtree(folder / "killed")
-    shutil.rmtree(after.path)
-    return call
 
 
 def test_a_last_save_that_was_killed_is_completed_by_resuming(tmp_path):
@@ -105,17 +50,16 @@ def test_a_last_save_that_was_killed_is_completed_by_resuming(tmp_path):
     for step in (0, 1):
         before.save_checkpoint(step, {"weights": torch.ones(step + 2)}, {"best": None})
     save = (2, {"weights": torch.ones(9)}, {"best": best})
-    after = Run(tmp_path / "after")
-    shutil.copytree(before.path, after.path)
+    after = linked(before, tmp_path / "after")
     after.save_checkpoint(*save)
-    manifest = load_newest(after.checkpoints).manifest
-    for call in range(1, 99):
-        run = killed_at(call, before, save, tmp_path / f"{call}")
-        if run is None:
-            return
+    manifest, completed, call = load_newest(after.checkpoints).manifest, 0, 1
+    while killed_at(call, run := linked(before, tmp_path / f"{call}"), save):
         if run.load_checkpoint().manifest == manifest:
+            completed += 1
             remove_leftovers(run.checkpoints)
             assert names(run) == names(after)
+        call += 1
+    assert completed >= 4
 
 
 def test_a_checkpoint_of_before_that_is_named_by_its_step_alone_is_loaded_and_rotated(tmp_path):
