@@ -50,8 +50,8 @@ def arm(folder: Path, call: int, fault: int) -> None:
 def kill_saves(folder, number, generator, findings):
     """Kill every save of so many methods at each of its file calls."""
     folder.mkdir()
-    counts = {}
-    for place, name in enumerate(EVERY[:number]):
+    counts, chosen = {}, set(generator.sample(EVERY, min(number, len(EVERY))))
+    for place, name in enumerate(each for each in EVERY if each in chosen):
         out = folder / f"{place}.json"
         (process,) = start(
             kill_saves_of, name, folder / f"{place}", out, ranks=1, output=f"{out}.log"
@@ -67,14 +67,19 @@ def kill_saves(folder, number, generator, findings):
 
 
 def kill_saves_of(name, folder, out):
-    """Every save of a run that saves before every step, and again between and after epochs."""
+    """The first two saves of a run, and all of its two epochs' last steps.
+
+    It saves before every step, and again after a measurement, an epoch, and new clusters.
+    """
     folder.mkdir()
     train = {"save_minutes": 1e-9, "knn_every": 1, "verdict": False}
     saves = saves_of(small(name, mixed=name == "mochi", train=train), folder / "run")
     before, kills = Run(folder / "before"), 0
     before.path.mkdir()
-    for save in saves:
-        kills += kill_everywhere(before, save, folder, killed_at)
+    ends = {saves[-1][0] // 2, saves[-1][0]}  # of epochs, where a step is saved several times
+    for index, save in enumerate(saves):
+        if index < 2 or save[0] in ends:
+            kills += kill_everywhere(before, save, folder, killed_at)
         before.save_checkpoint(*save)
     out.write_text(json.dumps(kills))
 
