@@ -1,9 +1,10 @@
 """Kills, damage and full disks: nothing good may be lost. `make torture`, about half an hour.
 
-Writes torture.json beside this file after every part: what was done, and what was found. With
---resume, parts that were done at the same commit are not done again. Any finding ends it with
-status 1. Needs the tests' folder, whose processes (ranks.py) it uses. Small disks need root, and
-kills at chosen file calls a C compiler; without it that part is skipped, and says so.
+Writes torture.json beside this file after every part: what was done, and what was found; at the
+end, the table of docs/reliability.md. With --resume, parts that were done at the same commit are
+not done again. Any finding ends it with status 1. Needs the tests' folder, whose processes
+(ranks.py) it uses. Small disks need root, and kills at chosen file calls a C compiler; without it
+that part is skipped, and says so.
 """
 
 import argparse
@@ -42,6 +43,7 @@ from torture_shards import (  # noqa: E402
     rewrite_while_reading,
     train_on_shards,
 )
+from torture_table import totals, write_page  # noqa: E402
 from torture_training import fill_disks, kill_processes  # noqa: E402
 
 PARTS = {
@@ -116,6 +118,8 @@ def main() -> None:
             options.out.write_text(json.dumps(result, indent=2) + "\n")
     found = any(part.get("findings") for part in result.values())
     print(totals(result))
+    if options.out == HERE / "torture.json":
+        write_page(result)
     print("See the findings above." if found else "Nothing good was lost.")
     sys.exit(found)
 
@@ -140,20 +144,6 @@ def do(title: str, folder: Path, options: argparse.Namespace) -> dict[str, objec
     counts = part(folder / title.replace(" ", "-"), number, generator, findings)
     seconds = round(time.monotonic() - started, 1)
     return {**counts, "findings": findings, "seconds": seconds}
-
-
-def totals(result: dict[str, dict[str, object]]) -> str:
-    """Return a sentence on all parts together."""
-    damages = ("images", "checkpoints", "configs", "folders", "indexes", "caches", "odd_files")
-    damages += ("hostile_shards", "runs_with_names_of_code", "changes")
-    kills = sum(part.get("kills", 0) for part in result.values())
-    damaged = sum(part.get(name, 0) for part in result.values() for name in damages)
-    seconds = sum(part.get("seconds", 0) for part in result.values())
-    peak = max((part.get("peak_mb", 0) for part in result.values()), default=0)
-    return (
-        f"{kills} kills, {damaged} damaged inputs, at most {peak} MB, {seconds / 60:.0f} minutes,"
-        f" {sum(len(part.get('findings', ())) for part in result.values())} findings."
-    )
 
 
 def commit_of(folder: Path) -> str:
