@@ -36,12 +36,12 @@ def killed(where, job, *arguments):
     job(*arguments)
 
 
-def kill_and_repeat(folder, where, job, *arguments):
+def kill_and_repeat(folders, where, job, *arguments):
     """Return the folders with half-written files after the killed job, and after the next."""
     left = []
     for patch in ((killed, where), ()):
         assert wait(start(*patch, job, *arguments, ranks=1)) == [-9 if patch else 0]
-        left.append(sorted(file.parent.name for file in folder.rglob(".*.tmp")))
+        left.append([file.parent.name for each in folders for file in each.rglob(".*.tmp")])
     return left
 
 
@@ -68,19 +68,19 @@ def test_a_command_removes_what_the_killed_one_left(words, where, run, tmp_path)
     for name in ("explore", "pages"):
         (tmp_path / name).mkdir()
     filled = [word.format(run=run, out=tmp_path) for word in words]
-    assert kill_and_repeat(tmp_path.parent, where, command, filled) == [[where], []]
+    assert kill_and_repeat([run, tmp_path], where, command, filled) == [[where], []]
 
 
 def test_a_first_start_removes_the_config_that_the_killed_one_left(tmp_path):
     config = tiny("moco-v2", train={"epochs": 1, "knn_every": 0})
-    assert kill_and_repeat(tmp_path, "run", pretrain, config, tmp_path / "run") == [["run"], []]
+    assert kill_and_repeat([tmp_path], "run", pretrain, config, tmp_path / "run") == [["run"], []]
 
 
 def test_an_index_removes_that_of_a_killed_process(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         tar.addfile(tarfile.TarInfo("x.png"))
     job = (index, str(tmp_path / "a.tar"), str(tmp_path / "cache"))
-    assert kill_and_repeat(tmp_path, "hardmix", *job) == [["hardmix"], []]
+    assert kill_and_repeat([tmp_path], "hardmix", *job) == [["hardmix"], []]
 
 
 def test_only_files_of_dead_processes_of_this_machine_are_removed(tmp_path):

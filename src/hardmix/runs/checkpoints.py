@@ -62,15 +62,12 @@ def write_checkpoint(
     if _sha256(weights) != digest:
         write_atomically(weights, data)
     write_atomically(folder / f"step-{step:08d}.json", json.dumps(manifest, indent=2).encode())
-    complete_save(folder, facts.get("best"))
+    _complete(folder, facts.get("best"))
     return weights
 
 
-def complete_save(folder: Path, best: dict[str, Any] | None) -> None:
-    """Name the best checkpoint, and delete those not to be kept.
-
-    A resumed run calls this too: its last save may have been killed before this point.
-    """
+def _complete(folder: Path, best: dict[str, Any] | None) -> None:
+    """Name the best checkpoint, and delete those not to be kept."""
     if best is not None and _read(folder / BEST) != best:
         write_atomically(folder / BEST, json.dumps(best, indent=2).encode())
     _rotate(folder)
@@ -103,6 +100,15 @@ def load_newest(folder: Path, *, set_aside: bool = True) -> Checkpoint | None:
             " start again in another folder."
         )
     return None
+
+
+def load_to_resume(folder: Path) -> Checkpoint | None:
+    """Load the newest intact checkpoint, and complete its save, which may have been killed."""
+    found = load_newest(folder)
+    if found is not None:
+        best = found.manifest.get("best")
+        _complete(folder, best if isinstance(best, dict) else None)
+    return found
 
 
 def _rotate(folder: Path) -> None:

@@ -22,13 +22,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from hardmix.errors import InputError, OutputError
-from hardmix.runs.checkpoints import (
-    Checkpoint,
-    complete_save,
-    load_newest,
-    pack,
-    write_checkpoint,
-)
+from hardmix.runs.checkpoints import Checkpoint, load_to_resume, pack, write_checkpoint
 from hardmix.runs.weight_files import pack_safetensors
 from hardmix.runtime.atomic_files import append_line, errors_naming, room, write_atomically
 from hardmix.runtime.distributed import is_main
@@ -273,11 +267,7 @@ class Run:
 
     def load_checkpoint(self) -> Checkpoint | None:
         """Load the newest intact checkpoint to resume from; None if there are no checkpoints."""
-        found = load_newest(self.checkpoints)
-        if found is not None:
-            best = found.manifest.get("best")
-            complete_save(self.checkpoints, best if isinstance(best, dict) else None)
-        return found
+        return load_to_resume(self.checkpoints)
 
     def _append(self, file: Path, line: Mapping[str, Any]) -> None:
         """Append a line; lines that a full disk rejects are kept and retried with the next."""
