@@ -1,14 +1,17 @@
 """Kills, damage and full disks: nothing good may be lost. `make torture`, about half an hour.
 
-Writes torture.json beside this file after every part: what was done, and what was found. Any
-finding ends it with status 1. Needs the tests' folder, whose processes (ranks.py) it uses. Small
-disks need root; without it that part is skipped, and says so.
+Writes torture.json beside this file after every part: what was done, and what was found; at the
+end, the table of docs/reliability.md. With --resume, parts that were done at the same commit are
+not done again. Any finding ends it with status 1. Needs the tests' folder, whose processes
+(ranks.py) it uses. Small disks need root, and kills at chosen file calls a C compiler; without it
+that part is skipped, and says so.
 """
 
 import argparse
 import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +26,8 @@ import torch  # noqa: E402
 
 import ranks  # noqa: E402
 from hardmix.runs.folder import versions  # noqa: E402
+from small_methods import EVERY  # noqa: E402
+from torture_calls import fail_runs, kill_runs, kill_saves, preload  # noqa: E402
 from torture_commands import fill_command, kill_command  # noqa: E402
 from torture_damage import (  # noqa: E402
     damage_checkpoints,
@@ -30,6 +35,7 @@ from torture_damage import (  # noqa: E402
     damage_folders,
     damage_images,
 )
+from torture_odd import hostile_shards, names_of_code, odd_files  # noqa: E402
 from torture_shards import (  # noqa: E402
     change_shards,
     damage_caches,
@@ -37,9 +43,16 @@ from torture_shards import (  # noqa: E402
     rewrite_while_reading,
     train_on_shards,
 )
+from torture_table import totals, write_page  # noqa: E402
 from torture_training import fill_disks, kill_processes  # noqa: E402
 
 PARTS = {
+    "kill saves at every file call": (kill_saves, len(EVERY)),  # methods
+    "kill runs at file calls": (kill_runs, 84),
+    "fail file calls of runs": (fail_runs, 84),
+    "odd files": (odd_files, 200),
+    "names of code": (names_of_code, 60),
+    "hostile shards": (hostile_shards, 20),
     "kill pre-training": (kill_processes, 54),
     "kill cache": (partial(kill_command, "cache"), 14),
     "kill index": (partial(kill_command, "index"), 14),
@@ -72,35 +85,78 @@ COMMANDS = [
 """What the killed commands import when they start: processes that have it start in no time."""
 
 
+SOURCES = (":/src", ":/tests", ":/benchmarks/*.py", ":/benchmarks/*.c")
+CALLS = ("kill saves", "kill runs", "fail file")
+"""How names of parts begin that need the preloaded library."""
+
+
 def main() -> None:
     """Everything, within bounds."""
+    options = asked()
+    torch.set_num_threads(1)
+    ranks.IMPORTED += ["torture_commands", "torture_shards", "torture_calls", "torture_odd"]
+    ranks.IMPORTED += COMMANDS
+    result: dict[str, dict[str, object]] = {}
+    if (options.only or options.resume) and options.out.exists():  # other parts stay as they were
+        result = json.loads(options.out.read_text())
+    commit = commit_of(HERE)
+    result["of"] = {"versions": versions(), "seed": options.seed, "commit": commit}
+    titles = [each for each in PARTS if any(map(each.startswith, options.only or [""]))]
+    with tempfile.TemporaryDirectory(prefix="torture-") as name:
+        compiled = preload(Path(name))
+        for number, title in enumerate(titles, start=1):
+            if options.resume and result.get(title, {}).get("commit") == commit:
+                continue
+            print(
+                f"{time.strftime('%H:%M:%S')} part {number} of {len(titles)}: {title}", flush=True
+            )
+            if not compiled and title.startswith(CALLS):
+                result[title] = {"skipped": "kills at file calls need a C compiler"}
+                continue
+            result[title] = {**do(title, Path(name), options), "commit": commit}
+            print(json.dumps(result[title], indent=1), flush=True)
+            options.out.write_text(json.dumps(result, indent=2) + "\n")
+    found = any(part.get("findings") for part in result.values())
+    print(totals(result))
+    if options.out == HERE / "torture.json":
+        write_page(result)
+    print("See the findings above." if found else "Nothing good was lost.")
+    sys.exit(found)
+
+
+def asked() -> argparse.Namespace:
+    """Return the options."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[], help="how names of parts begin")
+    parser.add_argument("--resume", action="store_true", help="keep parts done at this commit")
     parser.add_argument("--times", type=float, default=1.0, help="factor on all numbers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=HERE / "torture.json")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    ranks.IMPORTED += ["torture_commands", "torture_shards", *COMMANDS]
-    result: dict[str, dict[str, object]] = {}
-    if options.only and options.out.exists():  # the other parts stay as they were
-        result = json.loads(options.out.read_text())
-    result["of"] = {"versions": versions(), "seed": options.seed}
-    with tempfile.TemporaryDirectory(prefix="torture-") as name:
-        for title, (part, number) in PARTS.items():
-            if not any(title.startswith(each) for each in options.only or [""]):
-                continue
-            started, findings = time.monotonic(), []
-            generator = random.Random(f"{title} {options.seed}")
-            number = max(1, round(options.times * number))
-            counts = part(Path(name) / title.replace(" ", "-"), number, generator, findings)
-            seconds = round(time.monotonic() - started, 1)
-            result[title] = {**counts, "findings": findings, "seconds": seconds}
-            print(title, json.dumps(result[title], indent=1), flush=True)
-            options.out.write_text(json.dumps(result, indent=2) + "\n")
-    found = any(part.get("findings") for part in result.values())
-    print("See the findings above." if found else "Nothing good was lost.")
-    sys.exit(found)
+    return parser.parse_args()
+
+
+def do(title: str, folder: Path, options: argparse.Namespace) -> dict[str, object]:
+    """Do a part; return what was done, what was found, and how long it took."""
+    part, number = PARTS[title]
+    started, findings = time.monotonic(), []
+    generator = random.Random(f"{title} {options.seed}")
+    number = max(1, round(options.times * number))
+    counts = part(folder / title.replace(" ", "-"), number, generator, findings)
+    seconds = round(time.monotonic() - started, 1)
+    return {**counts, "findings": findings, "seconds": seconds}
+
+
+def commit_of(folder: Path) -> str:
+    """Return the commit of a checkout, with a plus if files differ from it."""
+    git = ["git", "-C", str(folder)]
+    try:
+        commit = subprocess.check_output([*git, "rev-parse", "--short=12", "HEAD"], text=True)
+        changed = subprocess.check_output(
+            [*git, "status", "--porcelain", "--untracked-files=no", "--", *SOURCES]
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return commit.strip() + "+" * bool(changed)
 
 
 if __name__ == "__main__":

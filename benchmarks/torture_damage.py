@@ -125,6 +125,11 @@ def damage_configs(folder, number, generator, findings):
     return {"configs": number, "refused": refused}
 
 
+def manifest_of(tensors):
+    """The manifest beside the tensors of a checkpoint, which are named by step and content."""
+    return tensors.with_name(f"{tensors.stem.rpartition('-')[0]}.json")
+
+
 def damage_folders(folder, number, generator, findings):
     """The command on a run of which any files are damaged or gone: a status, and no traceback."""
     folder.mkdir()
@@ -144,7 +149,7 @@ def damage_folders(folder, number, generator, findings):
                 file.write_bytes(damaged(file.read_bytes() or b" ", generator))
         # Weights that are whole, and whose manifest is: these must never go.
         whole = [f for f in files if f.suffix == ".safetensors" and f.parent.name == "checkpoints"]
-        whole = [f for f in whole if f not in hurt and f.with_suffix(".json") not in hurt]
+        whole = [f for f in whole if f not in hurt and manifest_of(f) not in hurt]
         others = {file: file.read_bytes() for file in whole}
         shown = io.StringIO()
         command = ["pretrain", "--out", str(run), "--resume", "--train.epochs", "2"]

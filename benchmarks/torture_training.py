@@ -124,6 +124,9 @@ def fill_disks(folder, number, generator, findings):
         process.join(120)
         shown = Path(f"{run}.log-0").read_text()
         warned += "no checkpoint at step" in shown
+        if process.exitcode == 74 and "its last checkpoint" in shown:  # there was no later one
+            (process,) = start(go_on, run, ranks=1, output=f"{run}.log")
+            process.join(120)
         if process.exitcode != 0:
             findings.append(f"full disk: ended with {process.exitcode}: {shown[-900:]}")
         elif load_newest(Run(run).checkpoints).broken or state_of(run) != whole:

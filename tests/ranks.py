@@ -156,12 +156,23 @@ def lines_of(run):
     return [{k: v for k, v in line.items() if "second" not in k} for line in Run(run).metrics()]
 
 
+def manifest_of(checkpoints, step=None):
+    """The manifest of a step's checkpoint, or of the newest one."""
+    newest = sorted(checkpoints.glob("step-*.json"))[-1]
+    file = newest if step is None else checkpoints / f"step-{step:08d}.json"
+    return json.loads(file.read_text())
+
+
+def tensors_file(checkpoints, step=None):
+    """The file with the tensors of a step's checkpoint, or of the newest one."""
+    return checkpoints / manifest_of(checkpoints, step)["file"]
+
+
 def state_of(run):
     """A digest of the newest checkpoint, the encoder and both logs: equal for equal runs."""
     run = Run(run)
-    newest = sorted(run.checkpoints.glob("step-*.safetensors"))[-1]
-    facts = json.loads(newest.with_suffix(".json").read_text())
-    digest = hashlib.sha256(newest.read_bytes())
+    facts = manifest_of(run.checkpoints)
+    digest = hashlib.sha256(tensors_file(run.checkpoints).read_bytes())
     encoder = load_file(run.encoder_file)
     digest.update(b"".join(encoder[name].numpy().tobytes() for name in sorted(encoder)))
     digest.update(json.dumps([lines_of(run.path), run.hardness()]).encode())

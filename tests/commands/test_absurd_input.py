@@ -124,7 +124,9 @@ def test_a_detectors_batch_is_checked_before_its_learning_rate_follows():
     ("fault", "status", "words"),
     [
         (OSError(errno.ENOSPC, "No space left", "x.json"), 74, "written (No space left): x.json"),
-        (OSError(errno.EIO, "Input/output error"), 74, "written (Input/output error): a file"),
+        (OSError(errno.EDQUOT, "Quota exceeded", "x"), 74, "written (Quota exceeded): x; free"),
+        (OSError(errno.EIO, "Input/output error"), 74, "(Input/output error): a file; check"),
+        (OSError(errno.ESTALE, "Stale file handle", "x"), 74, "(Stale file handle): x; check"),
         (PermissionError(errno.EACCES, "Permission denied", "x"), 2, "x cannot be used"),
         (MemoryError("Unable to allocate 7.28 TiB for an array"), 2, "7.28 TiB"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), 2, "2.00 GiB"),

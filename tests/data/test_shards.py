@@ -10,7 +10,8 @@ from PIL import Image
 
 from hardmix import InputError
 from hardmix.data import shards
-from hardmix.data.image_files import read_image
+from hardmix.data.image_files import UnreadableImage, read_image
+from hardmix.data.shard_index import expand, open_shard_set
 from hardmix.data.shard_loading import ShardLoader, StreamLayout
 from hardmix.data.shards import archives_of, is_shards, number_of_lanes, open_lane
 from hardmix.settings.config import DataConfig
@@ -299,3 +300,123 @@ def test_a_lane_of_nothing_but_damage_ends(tmp_path, monkeypatch):
     write_shard(tmp_path / "e.tar", {})
     with pytest.raises(InputError, match=r"e\.tar hold no images"):
         steps_of(loader_of(replace(broken, root=str(tmp_path / "e.tar")), 2))
+
+
+# -- archives from elsewhere: limits, each with a sentence
+
+
+def sized_member(name: str, size: int) -> bytes:
+    """A header that claims a size, without the bytes."""
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        "a-{000000000..999999999}.tar",
+        "a-{00000000000000000000..99999999999999999999}.tar",
+        "{0..999}{0..999}{0..999}.tar",
+        "{{0..99999},{0..99999}}{0..99}.tar",
+        "{a,b}" * 40 + ".tar",
+        "{" * 3000 + "a" + "}" * 3000 + ".tar",
+        "{a..z}" * 9 + ".tar",
+    ],
+)
+@pytest.mark.parametrize("start", ["", "https://example.org/"])
+@needs_webdataset
+def test_braces_that_name_a_billion_shards_are_refused(start, root):
+    with pytest.raises(InputError, match=r"data\.root=.* more than 1,000,000 shards") as refused:
+        archives_of(config(f"{start}{root}")) if start else expand(root)
+    assert len(str(refused.value)) < 250
+
+
+@pytest.mark.parametrize("text", [b"9" * 20, b"2000000000", b"1000000", b"-2", b"7" * 5000, b"x"])
+@needs_webdataset
+def test_a_label_that_no_class_can_have_is_refused_with_its_limit(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_shard(tmp_path / "a.tar", {"x.png": png(1), "x.cls": text})
+    words = r"a\.tar/x\.cls holds b'.*: a label must be an integer from 0 to 999999\."
+    with pytest.raises(InputError, match=words) as refused:
+        samples_of(config(str(tmp_path / "a.tar")))
+    assert len(str(refused.value)) < 250
+    with pytest.raises(InputError, match=words):
+        open_shard_set(str(tmp_path / "a.tar"), config(str(tmp_path / "a.tar")))
+
+
+def pax(name: str, size: bytes) -> bytes:
+    """A member whose size stands in an extended header."""
+    record = b"size=" + size + b"\n"
+    record = b"%d %s" % (len(record) + 3, record)
+    info = tarfile.TarInfo("pax")
+    info.size, info.type = len(record), tarfile.XHDTYPE
+    body = record + b"\0" * (-len(record) % 512)
+    return info.tobuf(tarfile.USTAR_FORMAT) + body + sized_member(name, 0)
+
+
+HUGE = {
+    "size": lambda: sized_member("x.png", 2**60),
+    "negative": lambda: sized_member("x.png", -512),
+    "extended": lambda: pax("x.png", b"9999999999999"),
+    "extended and negative": lambda: pax("x.png", b"-1024"),
+}
+
+
+@pytest.mark.parametrize("kind", HUGE)
+@needs_webdataset
+def test_a_false_size_is_refused_by_name(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "a.tar").write_bytes(HUGE[kind]() + b"\0" * 10240)
+    where = config(str(tmp_path / "a.tar"))
+    with pytest.raises(
+        InputError,
+        match=r"the shard .*a\.tar (cannot be read: .* bytes|is cut off, or claims a false size)",
+    ):
+        open_shard_set(str(tmp_path / "a.tar"), where)
+    with pytest.raises(InputError, match=r"the shard .*a\.tar cannot be read: .*x\.png claims"):
+        samples_of(where)
+
+
+@needs_webdataset
+def test_a_header_of_a_gigabyte_is_not_read(tmp_path):
+    info = tarfile.TarInfo("long")
+    info.size, info.type = 2**30, tarfile.GNUTYPE_LONGNAME
+    (tmp_path / "a.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + b"\0" * 10240)
+    with pytest.raises(InputError, match=r"a header claims 1,073,741,824 bytes"):
+        samples_of(config(str(tmp_path / "a.tar")))
+
+
+@pytest.mark.parametrize("members", [{"x.png": 2**20}, {f"x.{k}.png": 2**19 for k in range(5)}])
+@needs_webdataset
+def test_a_compressed_archive_that_unpacks_to_too_much_is_refused(members, tmp_path, monkeypatch):
+    """With a limit of half a megabyte in place of half a gigabyte."""
+    monkeypatch.setattr(shards, "MOST_BYTES", 2**20 - 1)
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
+        for name, size in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = size
+            tar.addfile(info, io.BytesIO(bytes(size)))
+    assert (tmp_path / "a.tar.gz").stat().st_size < 2**16
+    with pytest.raises(
+        InputError, match=r"a\.tar\.gz cannot be read: its member x.*at most .* are"
+    ):
+        samples_of(config(str(tmp_path / "a.tar.gz")))
+
+
+@needs_webdataset
+def test_large_images_are_drawn_from_fewer(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "MOST_HELD", 1)
+    write_shard(tmp_path / "a.tar", {f"{n}.png": png(n) for n in range(6)})
+    assert reds(samples_of(config(str(tmp_path / "a.tar")))) == list(range(6))
+
+
+def test_a_member_that_claims_much_is_named_when_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "a.tar"
+    with file.open("wb") as out:  # sparse: it takes no room
+        out.write(sized_member("x.png", 2**33))
+        out.truncate(512 + 2**33 + 10240)
+    images = open_shard_set(str(file), config(str(file)))
+    with pytest.raises(UnreadableImage, match=r"a member of 8,589,934,592 bytes: at most"):
+        images.image(0)

@@ -180,3 +180,14 @@ def test_without_the_extra_videos_are_counted(tmp_path, without_av, capsys):
     assert "ignored: 1 .mov file (pip install 'hardmix[video]')\n" in said
     with pytest.raises(UnreadableImage, match=r"a video: pip install 'hardmix\[video\]'"):
         read_image(f"{tmp_path}/a.mp4@0.0s")
+
+
+def test_frames_without_end_are_refused(tmp_path, monkeypatch):
+    with pytest.raises(
+        InputError, match=r"data\.frames_per_second=1000000000\.0 .*between 0 and 1000"
+    ):
+        DataConfig(frames_per_second=1e9)
+    monkeypatch.setattr(video_frames, "_duration", lambda *_: 1e12)
+    (tmp_path / "clip.mp4").write_bytes(b"")
+    with pytest.raises(InputError, match=r"clip\.mp4 claims to last 1000000000000 s.*10,000,000"):
+        frame_names(str(tmp_path / "clip.mp4"), 1.0)

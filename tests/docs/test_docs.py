@@ -1,7 +1,10 @@
 """The documents' code runs as it stands."""
 
+import json
 import re
+import runpy
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -145,3 +148,13 @@ def test_the_command_line_takes_every_command_of_the_documents(capfd):
             taken.append(place) if reason is None else refused.append(f"{place}: {reason}")
     assert not refused, "\n".join([*refused, capfd.readouterr().err])
     assert len(taken) > 100
+
+
+def test_the_table_of_the_torture_run_is_that_of_its_record(tmp_path):
+    script = runpy.run_path(str(ROOT / "benchmarks" / "torture_table.py"))
+    record = json.loads((ROOT / "benchmarks" / "torture.json").read_text())
+    page = tmp_path / "reliability.md"
+    shutil.copy(DOCS / "reliability.md", page)
+    script["write_page"](record, page)
+    assert page.read_text() == (DOCS / "reliability.md").read_text(), "torture_table.py writes it"
+    assert script["ROWS"].keys() >= record.keys() - {"of"}

@@ -5,9 +5,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import hardmix
 from hardmix.commands import main as cli
@@ -136,3 +139,44 @@ def test_a_reader_that_leaves_is_no_defect():
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == "141"
     assert done.stderr == ""
+
+
+def canonical(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def needed(name, extras, found):
+    """Add what a package needs, and what that needs, as far as it is installed."""
+    new = {*extras, ""} - found.get(canonical(name), set())
+    if not new:
+        return
+    try:
+        requirements = metadata.requires(name) or []
+    except metadata.PackageNotFoundError:
+        return
+    found.setdefault(canonical(name), set()).update(new)
+    for each in map(Requirement, requirements):
+        if each.marker is None or any(each.marker.evaluate({"extra": one}) for one in new):
+            needed(each.name, each.extras, found)
+
+
+def test_the_constraints_name_every_package_that_is_installed_for_hardmix():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()[1:]
+    pins = {
+        canonical(name): version for name, _, version in (each.partition("==") for each in lines)
+    }
+    found = {}
+    needed("hardmix", {"dev"}, found)
+    assert len(found) > 20
+    assert sorted(found.keys() - pins.keys()) == ["hardmix"]
+
+
+def test_releases_with_known_flaws_in_what_we_use_are_not_admitted():
+    bounds = {"pillow": "12.3", "lightning": "2.6.6", "pytorch-lightning": "2.6.6", "torch": "2.10"}
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    named = [Requirement(text) for group in groups for text in group]
+    for name, first in bounds.items():
+        (requirement,) = (each for each in named if each.name == name)
+        assert str(requirement.specifier) == f">={first}"

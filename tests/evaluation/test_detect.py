@@ -50,7 +50,7 @@ from hardmix.runtime.device import choose_compute
 from hardmix.runtime.distributed import rank
 from hardmix.settings.detection_options import SCHEDULES, DetectionConfig, schedule_of, with_batch
 from hardmix.settings.recipes import RECIPES
-from ranks import in_two_processes
+from ranks import in_two_processes, tensors_file
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -328,7 +328,7 @@ def test_tests_and_the_last_checkpoint_have_precise_batch_norm(cells, tmp_path, 
     monkeypatch.setattr(detect, "_headline", str)
     batches = Batches(training.data, config, 0, CPU)
     detect.train(training, batches, open_voc(cells))
-    last = load_file(tmp_path / "trial" / "checkpoints" / "step-00000004.safetensors")
+    last = load_file(tensors_file(tmp_path / "trial" / "checkpoints", 4))
     again = new_training(cells, tmp_path / "again", config)
     again.step = 4
     again.detector.load_state_dict(
@@ -443,8 +443,8 @@ def test_trials_are_trained_tested_drawn_and_averaged(cells, encoder, capfd):
     assert [line["step"] for line in result["trials"][0]["curve"]] == [2]
     for number in range(2):
         assert len(list((folder / f"trial-{number}" / "pictures").glob("*.png"))) == 2
-    first = load_file(folder / "trial-0" / "checkpoints" / "step-00000004.safetensors")
-    second = load_file(folder / "trial-1" / "checkpoints" / "step-00000004.safetensors")
+    first = load_file(tensors_file(folder / "trial-0" / "checkpoints", 4))
+    second = load_file(tensors_file(folder / "trial-1" / "checkpoints", 4))
     assert not torch.equal(first["detector.rpn.conv.weight"], second["detector.rpn.conv.weight"])
 
     half = folder / "trial-2" / "checkpoints" / ".step-00000002.safetensors.99.tmp"

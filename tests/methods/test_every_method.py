@@ -25,35 +25,10 @@ from hardmix.training.optimizers import build_optimizer
 from hardmix.training.pretrain import pretrain
 from hardmix.training.step import compute_gradients
 from ranks import all_ranks, group_norm_trunk, lines_of, signal_after, state_of, tiny
+from small_methods import small
 
 OTHERS = [name for name in METHODS if name not in ("moco-v1", "moco-v2", "mochi", "supervised")]
 MIXED = [name for name in OTHERS if not METHOD_FACTS[name].no_mixing]
-OPTIONS = {
-    "swav": {"prototypes": 12, "queue_size": 32, "queue_epoch": 0, "frozen_epochs": 1},
-    "pcl": {"clusters": (4, 8), "warm_up_epochs": 1},
-    "byol": {"hidden": 64},
-}
-
-
-def small(name, mixed=False, **more):
-    """Two epochs of three steps, with points in the second one if there are any."""
-    points = {"num_hardest": 16, "warm_up_epochs": 1}
-    points |= (
-        {"num_pairs": 8, "num_with_query": 4}
-        if mixed
-        else dict.fromkeys(("num_pairs", "num_with_query"), 0)
-    )
-    if name == "cmc":
-        points["strategy"] = "mixed-with-key"
-    train = {"knn_every": 0, "log_every": 2, "precision": "fp32"} | more.pop("train", {})
-    data = {"num_images": 48, "workers": 0} | more.pop("data", {})
-    config = tiny(name, mix=points, train=train, data=data, **more)
-    own = OPTIONS.get(name)
-    return (
-        config
-        if own is None
-        else dataclasses.replace(config, options=dataclasses.replace(config.options, **own))
-    )
 
 
 @pytest.fixture(scope="module")

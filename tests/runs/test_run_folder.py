@@ -16,6 +16,7 @@ from hardmix.runs.weight_files import pack_safetensors, read_safetensors
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.recipes import RECIPES
+from ranks import tensors_file
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_the_newest_checkpoint_is_loaded_and_two_are_kept(run):
 def test_a_broken_newest_checkpoint_is_named_and_the_one_before_is_used(run, damage):
     save(run, 1)
     save(run, 2)
-    file = run.checkpoints / "step-00000002.safetensors"
+    file = tensors_file(run.checkpoints)
     data = bytearray(file.read_bytes())
     if damage == "flip":
         data[-1] ^= 1
@@ -68,7 +69,7 @@ def test_a_broken_newest_checkpoint_is_named_and_the_one_before_is_used(run, dam
     elif damage == "gone":
         file.unlink()
     else:
-        file.with_suffix(".json").write_text("{")
+        (run.checkpoints / "step-00000002.json").write_text("{")
     _, manifest, broken = run.load_checkpoint()
     assert manifest["step"] == 1
     assert broken == ["step-00000002.json"]
@@ -77,7 +78,7 @@ def test_a_broken_newest_checkpoint_is_named_and_the_one_before_is_used(run, dam
 def test_no_whole_checkpoint_is_an_error_and_none_at_all_is_not(run):
     assert run.load_checkpoint() is None
     save(run, 1)
-    (run.checkpoints / "step-00000001.safetensors").write_bytes(b"")
+    tensors_file(run.checkpoints).write_bytes(b"")
     with pytest.raises(InputError, match=r"no intact checkpoint: step-00000001\.json"):
         run.load_checkpoint()
 

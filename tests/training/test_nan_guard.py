@@ -1,6 +1,5 @@
 """Bad luck: full disks, numbers that are none, crashes amid a save. Nothing good is lost."""
 
-import errno
 import json
 import os
 import random
@@ -15,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import hardmix.training.pretrain as loop
+from file_calls import FileCalls, disk_full, end_process
 from hardmix.errors import InputError
 from hardmix.evaluation.features import load_encoder
 from hardmix.runs.checkpoints import optimizer_tensors
@@ -24,7 +24,7 @@ from hardmix.training import loss_scaler, setup
 from hardmix.training.optimizers import parameters_of
 from hardmix.training.pretrain import pretrain
 from hardmix.training.state import settle
-from ranks import lines_of, start, state_of, tiny, wait
+from ranks import lines_of, start, state_of, tensors_file, tiny, wait
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -44,35 +44,12 @@ def save(run, step):
     run.save_checkpoint(step, {"weights": torch.full((100,), float(step))}, {"note": step})
 
 
-class Failing:
-    """Every file call that a save makes, counted; the chosen one fails or ends the process."""
-
-    CALLS = ("open", "fsync", "replace", "rename", "unlink", "mkdir")
-
-    def __init__(self, monkeypatch, which=None, kill=False):
-        self.count, self.which, self.kill = 0, which, kill
-        for name in self.CALLS:
-            monkeypatch.setattr(os, name, self._wrapped(getattr(os, name)))
-        monkeypatch.setattr("io.open", self._wrapped(open))
-
-    def _wrapped(self, call):
-        def counted(*arguments, **options):
-            self.count += 1
-            if self.count == self.which:
-                if self.kill:
-                    os._exit(9)
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return call(*arguments, **options)
-
-        return counted
-
-
 def calls_of_a_save(run, monkeypatch):
     with monkeypatch.context() as patch:
-        failing = Failing(patch)
+        calls = FileCalls(patch)
         save(run, 4)
-    assert failing.count >= 6
-    return failing.count
+    assert calls.count >= 6
+    return calls.count
 
 
 @pytest.mark.parametrize("kill", [False, True])
@@ -88,13 +65,13 @@ def test_a_save_that_fails_or_dies_at_any_file_call_leaves_a_whole_checkpoint(
             child = os.fork()
             if child == 0:
                 with monkeypatch.context() as patch:
-                    Failing(patch, which, kill=True)
+                    FileCalls(patch, which, end_process)
                     save(run, step)
                 os._exit(0)
             os.waitpid(child, 0)
         else:
             with monkeypatch.context() as patch:
-                Failing(patch, which)
+                FileCalls(patch, which, disk_full)
                 try:
                     save(run, step)
                 except OSError as error:
@@ -124,7 +101,7 @@ def test_a_disk_without_room_for_checkpoints_costs_checkpoints_only(tmp_path):
     assert wait(processes) == [74]
     shown = (tmp_path / "log-0").read_text()
     assert "no checkpoint at step 6 (File too large)" in shown
-    assert "step-00000006.safetensors needs 6.4 MB" in shown
+    assert "step-00000006 needs 6.4 MB" in shown
     assert "MB are free" in shown
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
     assert load_encoder(tmp_path / "run").backbone == "small"
@@ -150,7 +127,7 @@ def test_an_encoder_that_cannot_be_written_is_said_and_written_later(tmp_path):
 def test_lines_that_find_no_room_are_written_when_there_is_some(run, monkeypatch):
     run.log({"step": 1})
     with monkeypatch.context() as patch:
-        Failing(patch, 1)
+        FileCalls(patch, 1, disk_full)
         run.log({"step": 2})
     assert [line["step"] for line in run.metrics()] == [1]
     run.log({"step": 3})
@@ -258,7 +235,7 @@ def test_no_checkpoint_holds_a_step_that_was_not_judged(tmp_path, monkeypatch):
     run = pretrain(tiny(data={"num_images": 48}, train=train), tmp_path / "run")
     file = run.checkpoints / "step-00000002.json"
     assert json.loads(file.read_text())["skipped"] == 1
-    saved = load_file(file.with_suffix(".safetensors"))
+    saved = load_file(tensors_file(run.checkpoints, 2))
     assert saved["losses"].shape == (1, 1)
     assert int(saved["objective.memory._extra_state"][0]) == 16  # only the first step's keys
 

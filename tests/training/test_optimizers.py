@@ -13,7 +13,7 @@ from torch import nn
 
 from hardmix.errors import InputError, UnfinishedError
 from hardmix.models.encoders import build_encoder
-from hardmix.runs.checkpoints import FORMAT, optimizer_tensors, restore_optimizer
+from hardmix.runs.checkpoints import optimizer_tensors, restore_optimizer
 from hardmix.runs.folder import Run
 from hardmix.settings.config import ModelConfig
 from hardmix.settings.named_choices import OptimizerName
@@ -27,7 +27,7 @@ from hardmix.training.optimizers import (
     set_learning_rate,
 )
 from hardmix.training.pretrain import pretrain
-from ranks import all_ranks, signal_after, state_of, tiny
+from ranks import all_ranks, manifest_of, signal_after, state_of, tensors_file, tiny
 
 NAMES = list(get_args(OptimizerName))
 
@@ -260,15 +260,21 @@ def test_every_process_gets_the_whole_state_back(tmp_path):
 
 
 def as_of_before(run: Run) -> None:
-    """The newest checkpoint as versions with SGD alone wrote it: numbers without names."""
-    weights = sorted(run.checkpoints.glob("*.safetensors"))[-1]
-    manifest = json.loads(weights.with_suffix(".json").read_text())
+    """The newest checkpoint as versions with SGD alone wrote it: numbers without names.
+
+    The file of its tensors has the name of its step alone.
+    """
+    new = tensors_file(run.checkpoints)
+    manifest = manifest_of(run.checkpoints)
     tensors = {
         name.removesuffix(".momentum_buffer") if name.startswith("optimizer.") else name: tensor
-        for name, tensor in load_file(weights).items()
+        for name, tensor in load_file(new).items()
     }
     assert any(name.removeprefix("optimizer.").isdecimal() for name in tensors)
+    weights = run.checkpoints / f"step-{manifest['step']:08d}.safetensors"
     save_file(tensors, weights)
+    new.unlink()
+    manifest |= {"format": 2, "file": weights.name}
     manifest["sha256"] = hashlib.sha256(weights.read_bytes()).hexdigest()
     later = ("name", "betas", "decay_all", "clip", "warm_up_epochs")
     values = json.loads(run.config_file.read_text())
@@ -283,7 +289,6 @@ def as_of_before(run: Run) -> None:
 
 @pytest.mark.slow
 def test_a_checkpoint_of_before_with_sgds_momentum_alone_still_loads(tmp_path):
-    assert FORMAT == 2
     whole = pretrain(short(), tmp_path / "whole")
     half = pretrain(short(train={"stop_epoch": 1}), tmp_path / "half")
     as_of_before(half)

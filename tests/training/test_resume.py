@@ -1,10 +1,12 @@
 """A run that is stopped and resumed ends as the unbroken one: weights, queue, logs, bit for bit."""
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import time
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 import hardmix.training.pretrain as loop
 import hardmix.training.state
@@ -22,7 +25,16 @@ from hardmix.runs.folder import Run, check_resumable
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.saved import MAY_CHANGE, MUST_MATCH, settings
 from hardmix.training.pretrain import pretrain
-from ranks import lines_of, signal_after, start, state_of, tiny, wait
+from ranks import (
+    lines_of,
+    manifest_of,
+    signal_after,
+    start,
+    state_of,
+    tensors_file,
+    tiny,
+    wait,
+)
 
 STEPS = 12
 """Of `tiny`: two epochs of six."""
@@ -141,7 +153,7 @@ def test_a_broken_newest_checkpoint_costs_time_only(unbroken, tmp_path, monkeypa
     for _ in range(2):
         with pytest.raises(UnfinishedError):
             pretrain(tiny(), tmp_path / "run", resume="auto")
-    newest = tmp_path / "run" / "checkpoints" / "step-00000009.safetensors"
+    newest = tensors_file(tmp_path / "run" / "checkpoints", 9)
     newest.write_bytes(newest.read_bytes()[:-1])
     pretrain(tiny(), tmp_path / "run", resume=True)
     assert "step-00000009.json does not match its checksum" in capfd.readouterr().err
@@ -240,10 +252,8 @@ def test_another_number_of_processes_goes_on_with_the_same_images(tmp_path, monk
     with pytest.raises(UnfinishedError):
         pretrain(config, tmp_path / "run")
     assert wait(start(pretrain_any, tmp_path / "run")) == [0, 0]
-    newest = "checkpoints/step-00000012.safetensors"
-    from safetensors.torch import load_file
-
-    ids = [load_file(tmp_path / name / newest)["objective.memory.ids"] for name in ("whole", "run")]
+    newest = [tensors_file(tmp_path / name / "checkpoints", STEPS) for name in ("whole", "run")]
+    ids = [load_file(file)["objective.memory.ids"] for file in newest]
     assert ids[0].equal(ids[1])
 
 
@@ -282,8 +292,8 @@ def test_the_last_two_every_nth_and_the_best_checkpoint_are_kept(tmp_path):
     assert accuracies[int(best["checkpoint"].split("-")[1])] == best["knn"]
     kept = {int(file.stem.split("-")[1]) for file in run.checkpoints.glob("step-*.json")}
     assert kept == {18, 36, 42} | {int(best["checkpoint"].split("-")[1])}
-    assert {file.stem for file in run.checkpoints.glob("*.safetensors")} == {
-        f"step-{step:08d}" for step in kept
+    assert set(run.checkpoints.glob("*.safetensors")) == {
+        tensors_file(run.checkpoints, step) for step in kept
     }
 
 
@@ -383,3 +393,64 @@ def test_a_checkpoint_of_an_older_version_goes_on_with_a_notice(tmp_path, monkey
     assert words in capfd.readouterr().out
     pretrain(tiny(train={"knn_every": 0, "epochs": 4}), tmp_path / "run", resume=True)
     assert words not in capfd.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return pretrain(tiny("moco-v2"), tmp_path_factory.mktemp("finished") / "run").path
+
+
+def with_facts(checkpoints, **facts):
+    """Change the newest manifest, with a checksum that matches."""
+    manifest = manifest_of(checkpoints)
+    file = checkpoints / f"step-{manifest['step']:08d}.json"
+    manifest = {name: each for name, each in manifest.items() if name != "checksum"} | facts
+    text = json.dumps(manifest, sort_keys=True).encode()
+    file.write_text(json.dumps({**manifest, "checksum": hashlib.sha256(text).hexdigest()}))
+    return file
+
+
+ODD = [
+    *({"best": value} for value in ("x", [], {}, {"checkpoint": 3, "knn": 0.5}, 7)),
+    *({"best": {"checkpoint": "step-00000012", "knn": value}} for value in (None, "0.5", True)),
+    *({"epoch": value} for value in ("1", None, -1, 1.5, 10**40, True, [1])),
+    *({"position": "3"}, {"skipped": None}, {"seconds": "long"}, {"processes": "two"}),
+    *({"logs": {"metrics.jsonl": -1}}, {"logs": 3}, {"logs": {"metrics.jsonl": "a"}}),
+    *({"bits": "x"}, {"data": 3}),
+]
+
+
+@pytest.mark.parametrize("facts", ODD, ids=str)
+def test_an_odd_fact_of_a_manifest_with_a_valid_checksum_is_named(facts, finished, tmp_path, capfd):
+    shutil.copytree(finished, tmp_path / "run")
+    file = with_facts(tmp_path / "run" / "checkpoints", **facts)
+    (name,) = facts
+    code, shown = command(
+        capfd, "pretrain", "--out", tmp_path / "run", "--resume", "--train.epochs", "3"
+    )
+    assert code == 2
+    assert f"{file} holds {name}=" in " ".join(shown.split())
+    assert "delete the file to resume from the checkpoint before it" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("step", ["12", 12.0, None, -12, 10**40, 11])
+def test_a_manifest_of_another_step_than_its_name_says_is_not_used(step, finished, tmp_path, capfd):
+    shutil.copytree(finished, tmp_path / "run")
+    with_facts(tmp_path / "run" / "checkpoints", step=step)
+    code, shown = command(capfd, "pretrain", "--out", tmp_path / "run", "--resume")
+    assert code == 0
+    assert "step-00000012.json does not match its checksum" in shown
+
+
+def test_text_in_place_of_a_number_in_the_log_is_left_out(finished, tmp_path, capfd):
+    shutil.copytree(finished, tmp_path / "run")
+    run = Run(tmp_path / "run")
+    odd = {"images_per_second": "fast", "knn": "good", "loss": [1], "proxy_accuracy": "high"}
+    lines = [json.dumps({"step": 1, **odd}) + "\n", *run.metrics_file.open()]
+    run.metrics_file.write_text("".join(lines))
+    lengths = {"metrics.jsonl": run.metrics_file.stat().st_size}
+    with_facts(run.checkpoints, logs=lengths)
+    code, shown = command(capfd, "pretrain", "--out", run.path, "--resume")
+    assert code == 0, shown
+    result = json.loads((run.results / "pretrain.json").read_text())
+    assert isinstance(result["images_per_second"], float)

@@ -164,6 +164,26 @@ def test_a_missing_summary_or_log_is_said_at_the_end(files, words, tmp_path, mon
     assert words in str(ended.value)
 
 
+@pytest.mark.parametrize("fault", [errno.EIO, errno.ESTALE, errno.EDQUOT])
+def test_a_log_that_cannot_be_synced_costs_a_checkpoint_not_the_run(
+    fault, tmp_path, monkeypatch, capfd
+):
+    run, fsync = Run(tmp_path / "run"), os.fsync
+
+    def failing(number):
+        if os.path.samestat(os.fstat(number), os.stat(run.metrics_file)):
+            raise OSError(fault, os.strerror(fault))
+        fsync(number)
+
+    at_step(monkeypatch, 7, lambda _: monkeypatch.setattr(os, "fsync", failing))
+    at_step(monkeypatch, 13, lambda _: monkeypatch.setattr(os, "fsync", fsync))
+    pretrain(tiny(train=EVERY_EPOCH), run.path)
+    shown = capfd.readouterr()
+    assert f"no checkpoint at step 12 ({os.strerror(fault)}): {run.metrics_file}." in shown.err
+    assert "Checkpoints can be written again: saved step 18." in shown.out
+    assert run.load_checkpoint().manifest["step"] == 24
+
+
 def test_an_encoder_that_finds_no_room_ends_in_74(tmp_path, monkeypatch):
     disk = Disk(monkeypatch)
     at_step(monkeypatch, 7, fill(disk, "encoder.safetensors"))

@@ -21,8 +21,19 @@ UNUSABLE = (
 )
 """Errors of a file or folder that cannot be used."""
 
-FULL = (errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC)
-"""Errors of a disk that cannot be written to."""
+FULL = (errno.EDQUOT, errno.EFBIG, errno.ENOSPC)
+"""Errors of a disk that has no more space."""
+
+FAILED = (
+    errno.EIO,
+    errno.EREMOTEIO,
+    errno.ESTALE,  # a network disk whose file or folder was replaced on the server
+    errno.ENODEV,
+    errno.ENOTCONN,
+    errno.ENXIO,
+    errno.ETIMEDOUT,
+)
+"""Errors of a disk that fails, as network disks may for a while."""
 
 
 class Ending(NamedTuple):
@@ -47,6 +58,12 @@ def _of_file(error: OSError) -> Ending | None:
         return Ending(
             f"results could not be written ({error.strerror}): {name}; free some space and run the"
             " command again.",
+            74,
+        )
+    if error.errno in FAILED:
+        return Ending(
+            f"results could not be written, or data not be read ({error.strerror}): {name}; check"
+            " the disk and run the command again.",
             74,
         )
     if error.errno in UNUSABLE:

@@ -21,6 +21,8 @@ from jaxtyping import UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hardmix.runtime.atomic_files import remove_dead, temporary_of
+
 INDEX = np.dtype(
     [
         ("start", "<i8"),
@@ -188,7 +190,7 @@ def new_file(file: Path) -> Iterator[IO[bytes]]:
     """Written within, it has its name afterwards; if anything goes wrong nothing is left."""
     file.parent.mkdir(parents=True, exist_ok=True)
     _tidy(file.parent)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    temporary = temporary_of(file)
     try:
         with temporary.open("wb") as out:
             yield out
@@ -201,7 +203,9 @@ def new_file(file: Path) -> Iterator[IO[bytes]]:
 
 def _tidy(folder: Path) -> None:
     """Delete what nobody has used for long, and what killed processes left."""
-    ages = {".images-*.tmp": LEFT_SECONDS, "images-*": UNUSED_DAYS * 86400.0}
+    remove_dead(folder)
+    left = dict.fromkeys((".images-*.tmp", ".shards-*.tmp"), LEFT_SECONDS)
+    ages = {**left, "images-*": UNUSED_DAYS * 86400.0}
     for names, age in ages.items():
         for old in folder.glob(names):
             with suppress(OSError):

@@ -28,6 +28,16 @@ from hardmix.data.file_names import FileNames
 from hardmix.data.image_files import IMAGE_SUFFIXES, UnreadableImage, printable, read_image
 from hardmix.data.image_set import ImageSet
 from hardmix.data.kept_images import cache_folder
+from hardmix.data.shard_limits import (
+    BRACES,
+    MOST_BYTES,
+    MOST_CLASSES,
+    MOST_HEADER,
+    BoundedMember,
+    check_names,
+    check_size,
+    label_of,
+)
 from hardmix.errors import InputError
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import progress, warn
@@ -39,7 +49,6 @@ CHECKSUM = 32
 MOST_OPEN = 64
 """Archives that a process keeps open."""
 _PLACE = re.compile(r"@(\d+):(\d+)\+(\d+)$")
-_BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 class Shard(NamedTuple):
@@ -67,11 +76,12 @@ def is_indexed(root: str) -> bool:
 
 def expand(root: str) -> list[str]:
     """Return the files that a root names: 'a-{000..099}.tar', '{a,b}.tar', 'a.tar::b.tar'."""
+    check_names(root)
     return [name for part in root.split("::") for name in _expand(part)]
 
 
 def _expand(text: str) -> list[str]:
-    found = _BRACES.search(text)
+    found = BRACES.search(text)
     if found is None:
         return [os.path.expanduser(text)]
     numbers = re.fullmatch(r"(\d+)\.\.(\d+)", found[1])
@@ -136,10 +146,11 @@ def read_index(shards: tuple[Shard, ...]) -> Members | None:
     if hashlib.sha256(content).digest() != checksum:
         return None
     with np.load(io.BytesIO(content)) as found:
-        if str(found["digest"]) != _digest(shards):
+        labels = found["labels"]
+        if str(found["digest"]) != _digest(shards) or labels.max(initial=-1) >= MOST_CLASSES:
             return None
         names = FileNames.of_arrays(found["text"], found["ends"])
-        return Members(names, found["labels"])
+        return Members(names, labels)
 
 
 def make_index(shards: tuple[Shard, ...]) -> Members:
@@ -184,19 +195,32 @@ def _keep(made: Members, shards: tuple[Shard, ...]) -> Members:
 def _members(shard: Shard, number: int) -> Iterator[tuple[str, int]]:
     """Yield name and label of every sample: consecutive members of one key."""
     try:
-        with tarfile.open(shard.path, "r:") as tar:
-            files = (member for member in tar if member.isfile())
+        with tarfile.open(shard.path, "r:", tarinfo=BoundedMember) as tar:
+            files = _files(tar, shard)
             for _, sample in itertools.groupby(files, key=lambda member: _key(member.name)):
                 yield _sample(tar, shard, number, list(sample))
-            end = tar.offset
-    except (OSError, tarfile.TarError, EOFError) as error:
+            _check_end(tar.offset, shard)
+    except (OSError, tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(
             f"data.root: the shard {printable(shard.path)} cannot be read: {error}."
         ) from error
+
+
+def _files(tar: tarfile.TarFile, shard: Shard) -> Iterator[tarfile.TarInfo]:
+    for member in tar:
+        check_size(member)
+        if member.isfile():
+            _check_end(member.offset_data + member.size, shard)
+            yield member
+
+
+def _check_end(end: int, shard: Shard) -> None:
     if end > shard.size:
         raise InputError(
-            f"data.root: the shard {printable(shard.path)} is cut off: its last member ends at byte"
-            f" {end}, the file at {shard.size}. Copy it again."
+            f"data.root: the shard {printable(shard.path)} is cut off, or claims a false size: a"
+            f" member ends at byte {end}, the file at {shard.size}. Copy it again."
         )
 
 
@@ -209,14 +233,9 @@ def _sample(
     name = f"{os.path.basename(shard.path)}!{image.name}@{number}:{image.offset_data}+{image.size}"
     if label is None:
         return name, -1
+    check_size(label, MOST_HEADER)
     text = tar.extractfile(label).read()  # type: ignore[union-attr]  # a file
-    try:
-        return name, int(text)
-    except ValueError as error:
-        raise InputError(
-            f"{os.path.basename(shard.path)}/{label.name} holds {text!r}: a label must be an"
-            " integer of at least 0."
-        ) from error
+    return name, label_of(text, f"{os.path.basename(shard.path)}/{label.name}")
 
 
 def _key(name: str) -> str:
@@ -245,6 +264,11 @@ _open: dict[str, int] = {}
 
 def _bytes(shard: Shard, offset: int, size: int) -> bytes:
     """Return a part of an archive, as it was when it was indexed."""
+    if size > MOST_BYTES:
+        raise UnreadableImage(
+            f"{printable(shard.path)} has a member of {size:,} bytes: at most {MOST_BYTES:,} are"
+            " read"
+        )
     try:
         file = _open.pop(shard.path, None)
         if file is None:

@@ -25,16 +25,28 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from hardmix.data.image_files import IMAGE_SUFFIXES, UnreadableImage, read_image
+from hardmix.data.shard_limits import (
+    MOST_BYTES,
+    BoundedMember,
+    check_names,
+    check_size,
+    label_of,
+)
 from hardmix.errors import InputError
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.config import DataConfig
 
 BUFFER, LEAST_BUFFER = 1000, 16
 """Images, still encoded, among which the next ones are drawn: in all lanes, and in each."""
+MOST_HELD = 2**32
+"""Bytes of these images, in all lanes."""
 MOST_LANES = 32
 """Archives that are read at a time. More processes than lanes share them."""
 MOST_TRIED = 1000
 """Unreadable images one after another that are one too many."""
+
+_META = re.compile(r"__[^/]*__($|/)")
+"""Members that webdataset keeps for itself."""
 
 ShardImage = tuple[UInt8[Tensor, "channels height width"], int, int]
 """Image, label (-1 where unknown) and id."""
@@ -59,7 +71,11 @@ def archives_of(config: DataConfig) -> list[str]:
             f"data.num_images is not set, and shards do not record how many images they hold: count"
             f" those of data.root={root}."
         )
-    found: list[str] = _webdataset().shardlists.expand_urls(root)
+    check_names(root)
+    try:
+        found: list[str] = _webdataset().shardlists.expand_urls(root)
+    except ValueError as error:  # braces that are not closed
+        raise InputError(f"data.root={root} cannot be expanded: {error}.") from error
     return found
 
 
@@ -156,16 +172,23 @@ def open_lane(
 def _shuffled(
     samples: Iterator[dict[str, Any]], order: random.Random, size: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield samples drawn at random from the next `size` ones."""
+    """Yield samples drawn at random from the next `size` ones, or from fewer if they are large."""
     held: list[dict[str, Any]] = []
+    room = MOST_HELD * size // BUFFER
     for sample in samples:
         held.append(sample)
-        if len(held) > size:
+        room -= _bytes_of(sample)
+        while len(held) > size or (room < 0 and held):
             place = order.randrange(len(held))
             held[place], held[-1] = held[-1], held[place]
+            room += _bytes_of(held[-1])
             yield held.pop()
     order.shuffle(held)
     yield from held
+
+
+def _bytes_of(sample: dict[str, Any]) -> int:
+    return sum(len(each) for each in sample.values() if isinstance(each, bytes))
 
 
 def _webdataset() -> ModuleType:
@@ -181,10 +204,33 @@ def _samples(webdataset: ModuleType, shards: list[str]) -> Generator[dict[str, A
     """Files of the same key, one archive after the other."""
     for shard in shards:
         try:
-            yield from webdataset.tarfile_to_samples()([{"url": shard}])
-        except (OSError, tarfile.TarError, ValueError) as error:
+            files = _files(webdataset, shard)
+            yield from webdataset.tariterators.group_by_keys(files)
+        except InputError:
+            raise
+        except (OSError, tarfile.TarError, EOFError, ValueError) as error:
             reason = error.args[0] if error.args else error
             raise InputError(f"data.root: the shard {shard} cannot be read: {reason}.") from error
+
+
+def _files(webdataset: ModuleType, shard: str) -> Iterator[dict[str, Any]]:
+    """Yield the files of an archive as webdataset does, with limits on their sizes."""
+    (source,) = webdataset.tariterators.url_opener([{"url": shard}])
+    current, room = None, MOST_BYTES
+    with tarfile.open(fileobj=source["stream"], mode="r|*", tarinfo=BoundedMember) as tar:
+        for member in tar:
+            check_size(member)
+            key, _ = webdataset.tariterators.base_plus_ext(member.name)
+            if not member.isreg() or key is None or _META.match(member.name):
+                continue
+            if key != current:
+                current, room = key, MOST_BYTES
+            check_size(member, room)
+            room -= member.size
+            data = tar.extractfile(member).read()  # type: ignore[union-attr]  # a file
+            yield {"fname": member.name, "data": data, "__url__": shard}
+            tar.members = []  # type: ignore[attr-defined]  # which would keep all headers
+    yield {}  # samples of two archives are never one
 
 
 def _image(
@@ -200,9 +246,4 @@ def _image(
 
 
 def _label(sample: dict[str, Any], name: str) -> int:
-    try:
-        return int(sample.get("cls", b"-1"))
-    except ValueError as error:
-        raise InputError(
-            f"{name}.cls holds {sample['cls']!r}: a label must be an integer of at least 0."
-        ) from error
+    return label_of(sample.get("cls", b"-1"), f"{name}.cls")

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hardmix.data.image_arrays import Bands, check_size, fit
+from hardmix.errors import InputError
+from hardmix.runtime.console import visible
 
 VIDEO_SUFFIXES = frozenset(
     {".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".3gp", ".mts"}
@@ -24,6 +26,8 @@ VIDEO_SUFFIXES = frozenset(
 
 _ENDINGS = "|".join(suffix[1:] for suffix in sorted(VIDEO_SUFFIXES))
 _FRAME = re.compile(rf"(.*\.(?:{_ENDINGS}))@(\d+\.\d+)s", re.IGNORECASE | re.DOTALL)
+MOST_OF_A_VIDEO = 10_000_000
+"""Frames: a header may claim any duration."""
 AHEAD = 10.0
 """Seconds that are decoded on the way to a frame rather than jumped over."""
 LATE = 0.0005
@@ -58,6 +62,12 @@ def frame_names(file: str, frames_per_second: float) -> list[str]:
     except Exception:  # whatever a damaged file raises; reading it will say what
         seconds = 0.0
     number = max(1, math.ceil(seconds * frames_per_second - 1e-6))
+    if number > MOST_OF_A_VIDEO:
+        raise InputError(
+            f"{visible(file)} claims to last {seconds:.0f} s, which are {number:,} frames at"
+            f" data.frames_per_second={frames_per_second:g}, more than {MOST_OF_A_VIDEO:,}: remove"
+            " the file, or lower the setting."
+        )
     return [f"{file}@{_digits(k / frames_per_second)}s" for k in range(number)]
 
 

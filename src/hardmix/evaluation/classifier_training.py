@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -166,7 +167,7 @@ def save(training: ClassifierTraining) -> None:
 def restore(training: ClassifierTraining) -> None:
     """Resume after the last epoch that was saved, if any; rank 0 reads it for all."""
     found = training.folder.load_checkpoint() if is_main() else None
-    text = json.dumps([] if found is None else found.manifest["curve"])
+    text = json.dumps([] if found is None else _curve(training.folder, found.manifest))
     training.curve = json.loads(broadcast_text(text))
     if not training.curve:
         return
@@ -181,6 +182,21 @@ def restore(training: ClassifierTraining) -> None:
     }
     share_optimizer(training.optimizer, moving)
     say(f"Resuming the classifier after epoch {len(training.curve)}.")
+
+
+def _curve(folder: Run, manifest: dict[str, Any]) -> Curve:
+    """Return the accuracy after each saved epoch, as far as it is what `save` writes."""
+    curve = manifest.get("curve")
+    lines = curve if isinstance(curve, list) else []
+    known = all(
+        isinstance(line, dict) and {"epoch", "top1", "top5"} <= line.keys() for line in lines
+    )
+    if not known or len(lines) != manifest["step"]:
+        raise InputError(
+            f"{folder.checkpoints} holds no classifier of hardmix, although its checksums match:"
+            " delete the folder, and the classifier is trained from its start."
+        )
+    return lines
 
 
 def forget_epochs(training: ClassifierTraining) -> None:

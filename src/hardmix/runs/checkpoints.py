@@ -1,8 +1,10 @@
 """Checkpoints: everything a run needs to resume, either complete or absent.
 
 A checkpoint is a safetensors file and a JSON manifest with its sha256, written in that order, each
-to a temporary file that is synced and renamed. Kept are the two newest, those marked to be kept,
-and the best by k-NN, named in best.json. One that does not match its checksum is skipped.
+to a temporary file that is synced and renamed. The tensors are named by their content, because a
+step may be saved twice with different tensors (PCL clusters between two steps): the first ones stay
+until the manifest names the second. Kept are the two newest, those marked to be kept, and the best
+by k-NN, named in best.json. One that does not match its checksum is skipped.
 """
 
 import hashlib
@@ -20,7 +22,8 @@ from hardmix.runtime.atomic_files import sync_folder, write_atomically
 from hardmix.runtime.distributed import broadcast, broadcast_text, is_main
 from hardmix.settings.saved import read_json
 
-FORMAT = 2
+FORMAT = 3
+"""1 has no checksum of the manifest; since 3, tensors are named by their content."""
 BITS = 3
 """Raised when the same settings give other bits, as random numbers drawn in another way do; the
 causes stand in CHANGELOG. Runs of older versions go on, and say that they do so with other bits."""
@@ -44,25 +47,30 @@ def write_checkpoint(
     facts["keep"] protects it from deletion, facts["best"] is the step of the best checkpoint.
     """
     folder.mkdir(exist_ok=True)
-    weights = folder / f"step-{step:08d}.safetensors"
+    digest = hashlib.sha256(data).hexdigest()
+    weights = folder / f"step-{step:08d}-{digest[:12]}.safetensors"
     manifest = {
         "format": FORMAT,
         "step": step,
         "file": weights.name,
-        "sha256": hashlib.sha256(data).hexdigest(),
+        "sha256": digest,
         "versions": versions,
         **facts,
     }
     manifest["checksum"] = _checksum(manifest)
     # The same step may be saved twice, before and after its k-NN: an intact file is not rewritten.
-    if _sha256(weights) != manifest["sha256"]:
+    if _sha256(weights) != digest:
         write_atomically(weights, data)
-    write_atomically(weights.with_suffix(".json"), json.dumps(manifest, indent=2).encode())
-    best = facts.get("best")
+    write_atomically(folder / f"step-{step:08d}.json", json.dumps(manifest, indent=2).encode())
+    _complete(folder, facts.get("best"))
+    return weights
+
+
+def _complete(folder: Path, best: dict[str, Any] | None) -> None:
+    """Name the best checkpoint, and delete those not to be kept."""
     if best is not None and _read(folder / BEST) != best:
         write_atomically(folder / BEST, json.dumps(best, indent=2).encode())
     _rotate(folder)
-    return weights
 
 
 def pack(tensors: dict[str, Tensor]) -> bytes:
@@ -80,7 +88,7 @@ def load_newest(folder: Path, *, set_aside: bool = True) -> Checkpoint | None:
     for file in sorted(folder.glob("step-*.json"), reverse=True):
         manifest = _read(file) or {}
         _check_format(file, manifest)
-        tensors = _tensors(folder, manifest)
+        tensors = _tensors(folder, manifest) if _is_of(file, manifest) else None
         if tensors is not None:
             for name in broken if is_main() and set_aside else []:
                 (folder / name).replace(folder / f"{name}.broken")
@@ -94,20 +102,36 @@ def load_newest(folder: Path, *, set_aside: bool = True) -> Checkpoint | None:
     return None
 
 
+def load_to_resume(folder: Path) -> Checkpoint | None:
+    """Load the newest intact checkpoint, and complete its save, which may have been killed."""
+    found = load_newest(folder)
+    if found is not None:
+        best = found.manifest.get("best")
+        _complete(folder, best if isinstance(best, dict) else None)
+    return found
+
+
 def _rotate(folder: Path) -> None:
-    files = sorted(folder.glob("step-*.json"))
     best = (_read(folder / BEST) or {}).get("checkpoint")
-    for old in files[:-KEPT]:
-        if old.stem == best or (_read(old) or {}).get("keep"):
-            continue
-        old.unlink()
-        old.with_suffix(".safetensors").unlink(missing_ok=True)
-    # Left by a save that was killed between its two files.
-    named = {file.name.split(".")[0] for file in folder.glob("step-*.json*")}
-    for weights in folder.glob("step-*.safetensors"):
-        if weights.stem not in named:
-            weights.unlink()
+    for old in sorted(folder.glob("step-*.json"))[:-KEPT]:
+        if old.stem != best and not (_read(old) or {}).get("keep"):
+            old.unlink()
+    _delete_unnamed(folder)
     sync_folder(folder)
+
+
+def _delete_unnamed(folder: Path) -> None:
+    """Delete tensors without a manifest, as a deleted, repeated or killed save leaves them.
+
+    While the manifest of a step is damaged, all tensors of the step are kept.
+    """
+    manifests = {file: _read(file) or {} for file in folder.glob("step-*.json*")}
+    named = {str(each.get("file")) for each in manifests.values() if _is_whole(each)}
+    unclear = {file.name.split(".")[0] for file, each in manifests.items() if not _is_whole(each)}
+    for weights in folder.glob("step-*.safetensors"):
+        step = "-".join(weights.stem.split("-")[:2])
+        if weights.name not in named and step not in unclear:
+            weights.unlink()
 
 
 def _read(file: Path) -> dict[str, Any] | None:
@@ -120,7 +144,7 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 def _tensors(folder: Path, manifest: dict[str, Any]) -> dict[str, Tensor] | None:
     """Return the tensors, read once and verified; None if they are not what was written."""
-    if manifest.get("checksum") != _checksum(manifest) and manifest.get("format") != 1:
+    if not _is_whole(manifest):
         return None
     try:
         data = (folder / str(manifest["file"])).read_bytes()
@@ -129,6 +153,16 @@ def _tensors(folder: Path, manifest: dict[str, Any]) -> dict[str, Tensor] | None
         return load(data)
     except (OSError, SafetensorError, KeyError, ValueError):
         return None
+
+
+def _is_of(file: Path, manifest: dict[str, Any]) -> bool:
+    """Return whether a manifest is of the step in its name."""
+    step = manifest.get("step")
+    return type(step) is int and file.stem == f"step-{step:08d}"
+
+
+def _is_whole(manifest: dict[str, Any]) -> bool:
+    return manifest.get("checksum") == _checksum(manifest) or manifest.get("format") == 1
 
 
 def _checksum(manifest: dict[str, Any]) -> str:

@@ -22,9 +22,9 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from hardmix.errors import InputError, OutputError
-from hardmix.runs.checkpoints import Checkpoint, load_newest, pack, write_checkpoint
+from hardmix.runs.checkpoints import Checkpoint, load_to_resume, pack, write_checkpoint
 from hardmix.runs.weight_files import pack_safetensors
-from hardmix.runtime.atomic_files import append_line, room, write_atomically
+from hardmix.runtime.atomic_files import append_line, errors_naming, room, write_atomically
 from hardmix.runtime.distributed import is_main
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.roots import root_near
@@ -184,10 +184,11 @@ class Run:
         """Sync the logs to disk and return their lengths, for a checkpoint to record."""
         lengths = {}
         for file in (self.metrics_file, self.hardness_file):
-            if file.exists():
-                with file.open("ab") as out:
-                    os.fsync(out.fileno())
-            lengths[file.name] = file.stat().st_size if file.exists() else 0
+            with errors_naming(file):
+                if file.exists():
+                    with file.open("ab") as out:
+                        os.fsync(out.fileno())
+                lengths[file.name] = file.stat().st_size if file.exists() else 0
         return lengths
 
     def forget_after(self, step: int, lengths: Mapping[str, int] | None = None) -> None:
@@ -260,13 +261,13 @@ class Run:
                 raise FileNotFoundError(errno.ENOENT, "the run's folder was moved or replaced")
             write_checkpoint(self.checkpoints, step, data, facts, versions())
         except OSError as error:
-            error.filename = room(self.checkpoints / f"step-{step:08d}.safetensors", len(data))
+            error.filename = room(self.checkpoints / f"step-{step:08d}", len(data))
             raise
         return len(data)
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """Load the newest intact checkpoint; None if there are no checkpoints."""
-        return load_newest(self.checkpoints)
+        """Load the newest intact checkpoint to resume from; None if there are no checkpoints."""
+        return load_to_resume(self.checkpoints)
 
     def _append(self, file: Path, line: Mapping[str, Any]) -> None:
         """Append a line; lines that a full disk rejects are kept and retried with the next."""

@@ -1,11 +1,14 @@
 """Files that are written completely or not at all. Only the main process writes."""
 
 import fcntl
+import hashlib
 import os
+import re
 import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from hardmix.errors import InputError, LockedError
@@ -13,23 +16,68 @@ from hardmix.runtime.distributed import is_main
 
 
 def write_atomically(file: Path, data: bytes) -> None:
-    """Write via a temporary file, fsync and rename: a crash leaves the old file or the new one."""
+    """Write via a temporary file, fsync and rename: a crash leaves the old file or the new one.
+
+    Temporary files that killed processes left in the folder are deleted.
+    """
     if not is_main():
         return
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    temporary = temporary_of(file)
+    with errors_naming(file):
+        try:
+            with temporary.open("wb") as out:
+                out.write(data)
+                out.flush()
+                os.fsync(out.fileno())
+            temporary.replace(file)
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+        remove_dead(file.parent)
+        sync_folder(file.parent)
+
+
+def temporary_of(file: Path) -> Path:
+    """Return the temporary file that this process writes a file to."""
+    return file.with_name(f".{file.name}.hardmix-{_host()}-{os.getpid()}.tmp")
+
+
+_TEMPORARY = re.compile(r"\..*\.hardmix-([0-9a-f]{8})-(\d+)\.tmp")
+
+
+@cache
+def _host() -> str:
+    """Return a short name of this machine: a folder may be shared, and processes have numbers."""
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+
+
+def remove_dead(folder: Path) -> None:
+    """Delete temporary files of processes of this machine that are gone."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            found = _TEMPORARY.fullmatch(entry.name) if entry.name.endswith(".tmp") else None
+            if found is not None and found[1] == _host() and not _is_alive(int(found[2])):
+                os.unlink(entry.path)
+
+
+def _is_alive(process: int) -> bool:
     try:
-        with temporary.open("wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(file)
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # it is another user's
+        return True
+    return True
+
+
+@contextmanager
+def errors_naming(file: Path) -> Iterator[None]:
+    """Have errors name the file that is missed: a failed write or fsync names none."""
+    try:
+        yield
     except OSError as error:
-        error.filename = os.fspath(file)  # the one that is missed, also where a write fails
+        error.filename = os.fspath(file)
         raise
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-    sync_folder(file.parent)
 
 
 def sync_folder(folder: Path) -> None:
@@ -90,7 +138,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete temporary files of processes that were killed while they wrote."""
+    """Delete all temporary files of a folder that nobody else writes to."""
     for temporary in folder.glob(".*.tmp"):
         temporary.unlink(missing_ok=True)
 

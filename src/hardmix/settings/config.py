@@ -26,6 +26,9 @@ from hardmix.settings.named_choices import (
 )
 from hardmix.settings.optimizer_options import OptimizerConfig
 
+MOST_FRAMES = 1000
+"""Frames of a second: the name of a frame counts thousandths."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
@@ -63,7 +66,8 @@ class DataConfig:
     """Shrink images while reading them, to a shorter side of at most twice data.image_size: large
     photographs are decoded several times faster, to different pixels."""
     frames_per_second: float = setting(1.0, later=True)
-    """Frames per second of a video that are used as images; needs hardmix[video]."""
+    """Frames per second of a video that are used as images, at most 1,000; needs
+    hardmix[video]."""
     max_pixels: int = 89_000_000
     """Images with more pixels than this are treated as unreadable."""
     max_unreadable: float = setting(0.01, resume=True, identity=False)
@@ -85,6 +89,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         check_at_least(self, "data", num_images=1, image_size=8, max_pixels=1)
         check_above(self, "data", cache_gb=0, frames_per_second=0)
+        check_between(self, "data", 0, MOST_FRAMES, "frames_per_second")
         check_between(self, "data", 0, 1024, "workers")
         check_between(self, "data", 1, 16, "channels")
         check_between(self, "data", 0.0, 1.0, "min_scale", "max_unreadable")

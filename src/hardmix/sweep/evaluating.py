@@ -13,6 +13,7 @@ from hardmix.evaluation.detection import detect
 from hardmix.evaluation.evaluated_run import open_evaluated_run
 from hardmix.evaluation.linear import cached_protocol, measure_cached
 from hardmix.mixing.embedding_space import uniformity
+from hardmix.runs.checkpoints import load_newest
 from hardmix.runs.folder import Run
 from hardmix.runs.reading import RunRecord
 from hardmix.settings.config import DataConfig
@@ -100,7 +101,7 @@ def _queue(run: Run, _: DataConfig, __: SweepOptions) -> None:
     Uniformity is that of the keys in the queue; alignment, E|q - k|^2 of two views of an image,
     follows from their similarity over the last epoch.
     """
-    checkpoint = run.load_checkpoint()
+    checkpoint = load_newest(run.checkpoints, set_aside=False)
     tensors = {} if checkpoint is None else checkpoint.tensors
     keys = next((value for name, value in tensors.items() if name.endswith(QUEUE_KEYS)), None)
     similarity = epoch_means(run.metrics(), "positive_similarity")

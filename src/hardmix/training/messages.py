@@ -11,6 +11,7 @@ import torch
 from hardmix.data.datasets import data_name
 from hardmix.data.image_set import ImageSet
 from hardmix.runs.folder import Run
+from hardmix.runs.reading import number
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say, table, warn
 from hardmix.runtime.cores import cpu_name
@@ -85,9 +86,11 @@ def summarize(
         return
     config, run, unreadable = training.config, training.run, training.loader.unreadable
     lines = run.metrics()
-    knn = [line["knn"] for line in lines if "knn" in line]
-    loss = [line["loss"] for line in lines if "loss" in line]
-    speeds = [line["images_per_second"] for line in lines if "images_per_second" in line]
+    # A log may have been damaged or written by another program before the run was resumed.
+    knn, loss, speeds = (
+        [value for line in lines if (value := number(line.get(name))) is not None]
+        for name in ("knn", "loss", "images_per_second")
+    )
     result = {
         "steps": training.step,
         "seconds": training.seconds,

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from hardmix.runs.reading import number
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.loss_options import LossConfig
 
@@ -69,10 +70,11 @@ def mixing_advice(config: PretrainConfig, lines: Sequence[dict[str, Any]]) -> st
     """Return a sentence on mixing for a run with these log lines; None if it says nothing of it."""
     if not _is_comparable(config):
         return None
-    logged = [line for line in lines if "proxy_accuracy" in line]
+    logged = [line for line in lines if number(line.get("proxy_accuracy")) is not None]
     if not logged:
         return None
-    last = [each["proxy_accuracy"] for each in logged if each["epoch"] == logged[-1]["epoch"]]
+    epoch = logged[-1].get("epoch")
+    last = [each["proxy_accuracy"] for each in logged if each.get("epoch") == epoch]
     percent = 100 * statistics.mean(last)
     factor, away, near = min(_distance(each, config, percent) for each in FINDINGS)
     expected = _expected(near)

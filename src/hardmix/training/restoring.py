@@ -1,6 +1,8 @@
 """Resuming: rank 0 reads the newest intact checkpoint and sends it to the other ranks."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor
 from hardmix.data.changed_data import describe_change
 from hardmix.errors import InputError
 from hardmix.runs.checkpoints import BITS, share_optimizer
+from hardmix.runs.reading import number
 from hardmix.runtime.console import say, warn
 from hardmix.runtime.distributed import (
     broadcast,
@@ -33,6 +36,7 @@ def restore(training: Training, *, allow_changed_data: bool = False) -> bool:
         return False
     for name in found.broken if found else ():
         warn(f"{name} does not match its checksum: using the checkpoint before it.")
+    _check_facts(training.run.checkpoints, manifest)
     changed = _check_data(training, manifest, allow_changed_data)
     tensors = found.tensors if found else {}
     _load_method(training, tensors)
@@ -40,7 +44,7 @@ def restore(training: Training, *, allow_changed_data: bool = False) -> bool:
     _load_losses(training, tensors)
     for name, value in {} if training.scaler is None else training.scaler.tensors().items():
         broadcast(value.copy_(tensors.get(f"scaler.{name}", value)))
-    training.step, training.seconds = manifest["step"], manifest["seconds"]
+    training.step, training.seconds = manifest["step"], manifest.get("seconds", 0.0)
     steps = training.loader.steps_per_epoch
     epoch, position = divmod(training.step, steps)  # of format 1, which saved at epochs' ends
     training.epoch, training.position = (
@@ -67,9 +71,55 @@ def restore(training: Training, *, allow_changed_data: bool = False) -> bool:
     return True
 
 
+def _check_facts(folder: Path, manifest: dict[str, Any]) -> None:
+    """Raise InputError if a fact is not of its kind: a checksum says only that nobody changed it.
+
+    Older versions saved fewer facts.
+    """
+    for name, kind in FACTS.items():
+        if name in manifest and not kind(manifest[name]):
+            raise InputError(
+                f"{folder}/step-{manifest['step']:08d}.json holds {name}="
+                f"{str(manifest[name])[:60]}, which hardmix does not write: delete the file to"
+                " resume from the checkpoint before it."
+            )
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < MOST_STEPS
+
+
+def _is_best(value: object) -> bool:
+    return value is None or (
+        isinstance(value, dict)
+        and isinstance(value.get("checkpoint"), str)
+        and number(value.get("knn")) is not None
+    )
+
+
+def _are_lengths(value: object) -> bool:
+    return isinstance(value, dict) and all(_is_count(each) for each in value.values())
+
+
+MOST_STEPS = 2**53
+FACTS: dict[str, Callable[[object], bool]] = {
+    "step": _is_count,
+    "epoch": _is_count,
+    "position": _is_count,
+    "skipped": _is_count,
+    "processes": _is_count,
+    "bits": _is_count,
+    "seconds": lambda value: number(value) is not None,
+    "best": _is_best,
+    "logs": _are_lengths,
+    "data": lambda value: isinstance(value, str),
+}
+"""What a manifest says, and whether it is of its kind."""
+
+
 def _check_data(training: Training, manifest: dict[str, Any], allowed: bool) -> bool:
     mark = training.data.mark
-    if manifest["data"] == mark:
+    if manifest.get("data") == mark:
         return False
     change = broadcast_text(describe_change(training.run.images_file, training.data))
     said = f"the images have changed since the run was started: {change}"

@@ -131,7 +131,7 @@ def pause(training: Training) -> None:
 def save_checkpoint(training: Training) -> None:
     """Save everything a resumed run needs: it is copied here, and written while training continues.
 
-    A full disk costs this checkpoint, not the run.
+    A disk that is full or fails costs this checkpoint, not the run.
     """
     settle(training)
     losses = gather(torch.stack(training.losses)[None]) if training.losses else None
@@ -146,7 +146,12 @@ def save_checkpoint(training: Training) -> None:
     if losses is not None:
         tensors["losses"] = losses
     report_checkpoint(training)
-    run, step, facts = training.run, training.step, _facts(training)
+    run, step = training.run, training.step
+    try:
+        facts = _facts(training)
+    except OSError as error:  # of a log, which could not be synced
+        training.saved.note_failure(step, error)
+        return
     training.writer.start(step, tensors, lambda copies: run.save_checkpoint(step, copies, facts))
 
 

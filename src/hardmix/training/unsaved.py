@@ -82,4 +82,4 @@ def end_if_gone(wanted: int, run: Run, step: int) -> None:
 def _way_out(run: Run, step: int | None) -> str:
     command = f"hardmix pretrain --out {shlex.quote(str(run.path))} --resume"
     where = "starts again from the beginning" if step is None else f"continues from step {step}"
-    return f"Make room, then {command} {where}."
+    return f"Make room, or repair the disk, then {command} {where}."
