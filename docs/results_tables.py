@@ -31,18 +31,6 @@ class Table(NamedTuple):
 
 
 TABLES = {
-    "readme": Table(
-        "views | proxy accuracy of MoCo-v2, % | pairs | MoCHi's gain, linear probe | k-NN",
-        "base proxy_accuracy | pairs | gain linear-cached | gain knn",
-        (
-            ("crops from 8 % of the image, colours", "question-2-views/colour-0.08-mochi"),
-            ("crops from 20 %, colours: MoCo-v2's own", OWN_VIEWS),
-            ("crops from 60 %, colours", "question-2-views/colour-0.6-mochi"),
-            ("crops from 8 %", "question-2-views/plain-0.08-mochi"),
-            ("crops from 20 %", WEAK_VIEWS),
-            ("crops from 60 %", "question-2-views/plain-0.6-mochi"),
-        ),
-    ),
     "views": Table(
         "views (crops from, colours) | proxy accuracy, MoCo-v2 | MoCHi, real negatives"
         " | with the points | probe, MoCo-v2 | MoCHi | gain | k-NN, MoCo-v2 | MoCHi | gain",
