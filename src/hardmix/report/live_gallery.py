@@ -11,10 +11,11 @@ import time
 from pathlib import Path
 
 from hardmix.runs.folder import Run
+from hardmix.runtime.own_code import allow_code, allowed_code
 
 EVERY = 60.0
 """Seconds between the end of a gallery and the beginning of the next, at least."""
-PROGRAM = "import sys; from hardmix.report.live_gallery import draw; draw(sys.argv[1])"
+PROGRAM = "import sys; from hardmix.report.live_gallery import draw; draw(*sys.argv[1:])"
 
 
 class LiveGallery:
@@ -37,7 +38,8 @@ class LiveGallery:
             return
         self._drawn = newest
         self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(self._run.path)],
+            # -P: the current folder, which may be the run's, holds no modules of ours.
+            [sys.executable, "-P", "-c", PROGRAM, str(self._run.path), *allowed_code()],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -60,10 +62,14 @@ def newest_checkpoint(run: Run) -> str | None:
     return f"{max(found)}" if found else None
 
 
-def draw(path: str) -> None:
-    """Make the galleries of the newest checkpoint, at the lowest priority."""
+def draw(path: str, *allowed: str) -> None:
+    """Make the galleries of the newest checkpoint, at the lowest priority.
+
+    `allowed` are names of code that the run may use.
+    """
     from hardmix.report.looking import look_at
 
     if hasattr(os, "nice"):
         os.nice(19)
+    allow_code(*allowed)
     look_at(Run(Path(path)), live=True)
