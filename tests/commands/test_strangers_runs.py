@@ -144,7 +144,7 @@ def test_load_encoder_imports_nothing_that_a_file_names(name, tmp_path, marker):
     (run.path / "conftest.py").write_text(CODE.format(marker=str(marker)))
     run.write_encoder(network(), config_naming(name))
     for place in (run.path, run.encoder_file):
-        with pytest.raises(InputError, match=f"asks for model.backbone='{name}'"):
+        with pytest.raises(InputError, match=rf"asks for model\.backbone='{name}'"):
             hardmix.load_encoder(place)
     assert not marker.exists()
     assert str(Path.cwd()) not in sys.path
@@ -288,7 +288,7 @@ def test_encoders_of_odd_sizes_are_one_sentence(tmp_path):
 
 
 def test_a_message_of_the_library_names_the_function_that_allows_it(stranger):
-    with pytest.raises(InputError, match=r"call hardmix.allow_code\('downloaded.code:make'\)"):
+    with pytest.raises(InputError, match=r"call hardmix\.allow_code\('downloaded\.code:make'\)"):
         hardmix.pretrain(Run(stranger).config(), "other")
     assert json.loads((stranger / "config.json").read_text())["model"]["backbone"] == NAME
     assert DataConfig().views is None

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,7 +93,7 @@ def value_of(arguments: Sequence[str], option: str) -> str | None:
 
 def _values_of(arguments: Sequence[str], option: str) -> list[str]:
     """Return the values of an option, as often as it is given."""
-    following = zip(arguments, arguments[1:], strict=False)
+    following = pairwise(arguments)
     joined = [each.partition("=")[2] for each in arguments if each.startswith(f"{option}=")]
     return [value for word, value in following if word == option] + joined
 

@@ -17,6 +17,7 @@ from hardmix.analysis.figures.picture import svg
 from hardmix.report.grouping import SeedGroup
 from hardmix.report.svg import natural_width, safe_svg
 from hardmix.runs.reading import RunRecord
+from hardmix.settings.bounded_files import read_file
 from hardmix.settings.saved import read_json
 
 Kind = TypeVar("Kind")
@@ -114,7 +115,7 @@ def checked_text(value: Any) -> str:
 def _stored_figure(file: Path, prefix: str) -> Figure:
     facts = read_json(file.with_suffix(".json"))
     title = checked_text(facts["title"])
-    markup = safe_svg(file.read_bytes(), f"{prefix}{file.stem}-", title)
+    markup = safe_svg(read_file(file, FIGURE_BYTES), f"{prefix}{file.stem}-", title)
     return _figure(markup, title, checked_text(facts["caption"]), facts["numbers"])
 
 

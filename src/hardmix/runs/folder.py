@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from hardmix.runs.checkpoints import Checkpoint, load_newest, pack, write_checkp
 from hardmix.runs.weight_files import pack_safetensors
 from hardmix.runtime.atomic_files import append_line, room, write_atomically
 from hardmix.runtime.distributed import is_main
+from hardmix.settings.bounded_files import MOST_LOG, read_file
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.roots import root_near
 from hardmix.settings.saved import check_same_run, read_config, to_json
@@ -198,7 +200,7 @@ class Run:
             if not file.exists():
                 continue
             if lengths is not None and file.name in lengths:
-                write_atomically(file, file.read_bytes()[: lengths[file.name]])
+                write_atomically(file, read_file(file, MOST_LOG)[: lengths[file.name]])
             else:
                 kept = [json.dumps(line) + "\n" for line in _lines(file) if line["step"] <= step]
                 write_atomically(file, "".join(kept).encode())
@@ -287,20 +289,27 @@ def _overwrite(file: Path, data: bytes) -> None:
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
-    return logged_objects(file.read_text(errors="replace")) if file.exists() else []
+    if not file.exists():
+        return []
+    return logged_objects(read_file(file, MOST_LOG).decode("utf-8", errors="replace"))
 
 
 def logged_objects(text: str) -> list[dict[str, Any]]:
     """Return a log's objects; lines that are not objects with a step are skipped."""
     lines = []
+    names: dict[str, str] = {}  # every line has the same ones: they take memory once
     for each in text.splitlines():
         try:
-            line = json.loads(each)
+            line = json.loads(each, object_pairs_hook=partial(_sharing, names))
         except (ValueError, RecursionError):
             continue
         if isinstance(line, dict) and isinstance(line.get("step"), int):
             lines.append(line)
     return lines
+
+
+def _sharing(names: dict[str, str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {names.setdefault(name, name): value for name, value in pairs}
 
 
 def versions() -> dict[str, str]:

@@ -107,7 +107,7 @@ def train_by_torchrun(run: Run, config: Path, gpus: list[str], stop: StopRequest
     words += ["-m", "hardmix", "--", "pretrain", "--config", str(config)]
     words += ["--out", str(run.path), "--resume", "auto"]
     words += [word for name in allowed_code() for word in ("--allow-code", name)]
-    # The current folder holds no modules of ours: -P says so to torchrun, the variable to its ranks.
+    # No modules of the current folder: -P tells torchrun so, the variable its ranks.
     safe = os.environ | {"PYTHONSAFEPATH": "1"}
     process = subprocess.Popen([sys.executable, "-P", *words], env=safe, start_new_session=True)
     asked = False
