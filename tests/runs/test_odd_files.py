@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -40,11 +41,13 @@ KINDS = ["/dev/zero", "/dev/stdin", "/proc/kmsg", "fifo", "large"]
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_that_is_none_is_refused_at_once(kind, tmp_path):
     make_odd(tmp_path / "file", kind)
-    try:
-        assert read_file(tmp_path / "file", 1000) == b""  # /proc/kmsg, if nothing is there
-    except OSError as error:
-        assert error.strerror
-        assert (tmp_path / "file").name in str(error.filename)
+    if kind == "/proc/kmsg":  # where it may be read, nothing may be there to read
+        with suppress(OSError):
+            read_file(tmp_path / "file", 1000)
+        return
+    with pytest.raises(OSError, match=r"not a regular file|MB are read") as refusal:
+        read_file(tmp_path / "file", 1000)
+    assert refusal.value.filename == str(tmp_path / "file")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -134,10 +137,10 @@ def bomb(file: Path, line: bytes = b"1\tname\n") -> Path:
 
 
 def test_a_gzip_bomb_is_not_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(bounded_files, "MOST_LISTED", 20_000_000)
+    monkeypatch.setattr(bounded_files, "MOST_LISTED", 10_000_000)
     file = bomb(tmp_path / "images.txt.gz")
     assert file.stat().st_size < 100_000
-    with pytest.raises(OSError, match="unpacks to more than 20 MB"):
+    with pytest.raises(OSError, match="unpacks to more than 10 MB"):
         for _ in unpacked(file):
             pass
     said = describe_change(file, DataRecord("mark", {b"name": 1}))

@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-from hardmix.runs.folder import Run
 from hardmix.runtime.own_code import allow_code, allowed_code
 
 EVERY = 60.0
@@ -21,8 +20,8 @@ PROGRAM = "import sys; from hardmix.report.live_gallery import draw; draw(*sys.a
 class LiveGallery:
     """Starts the process if there is a newer checkpoint; never waits for it."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._drawn: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._next = 0.0
@@ -33,13 +32,13 @@ class LiveGallery:
             if self._process.poll() is None:
                 return
             self._process, self._next = None, time.monotonic() + EVERY
-        newest = newest_checkpoint(self._run)
+        newest = newest_checkpoint(self._path / "checkpoints")
         if newest is None or newest == self._drawn or time.monotonic() < self._next:
             return
         self._drawn = newest
         self._process = subprocess.Popen(
             # -P: the current folder, which may be the run's, holds no modules of ours.
-            [sys.executable, "-P", "-c", PROGRAM, str(self._run.path), *allowed_code()],
+            [sys.executable, "-P", "-c", PROGRAM, os.fspath(self._path), *allowed_code()],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -53,10 +52,10 @@ class LiveGallery:
             self._process.wait()
 
 
-def newest_checkpoint(run: Run) -> str | None:
+def newest_checkpoint(folder: Path) -> str | None:
     """Return a text that changes with the newest checkpoint; None if there is none."""
     try:
-        found = [(file.stat().st_mtime_ns, file.name) for file in run.checkpoints.iterdir()]
+        found = [(file.stat().st_mtime_ns, file.name) for file in folder.iterdir()]
     except OSError:
         return None
     return f"{max(found)}" if found else None
@@ -68,6 +67,7 @@ def draw(path: str, *allowed: str) -> None:
     `allowed` are names of code that the run may use.
     """
     from hardmix.report.looking import look_at
+    from hardmix.runs.folder import Run
 
     if hasattr(os, "nice"):
         os.nice(19)

@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 
 from markupsafe import Markup
 
-from hardmix.analysis.analyze import compare
-from hardmix.analysis.figures.picture import svg
 from hardmix.report.grouping import SeedGroup
 from hardmix.report.svg import natural_width, safe_svg
 from hardmix.runs.reading import RunRecord
@@ -50,6 +48,10 @@ class Part:
 
 def comparison(runs: Sequence[RunRecord], missing: list[str]) -> tuple[list[Part], set[str]]:
     """Draw the paper's figures of all runs; returns them and their names."""
+    # Imported here: it takes seconds, and a page that is refreshed draws nothing.
+    from hardmix.analysis.analyze import compare
+    from hardmix.analysis.figures.picture import svg
+
     try:
         found, sentences = compare(runs)
     except Exception as error:  # a faulty run must not prevent the page
