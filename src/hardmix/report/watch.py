@@ -174,6 +174,7 @@ class PageServer(ThreadingHTTPServer):
     """A server of one page that also keeps the galleries up to date, if it has any."""
 
     gallery: LiveGallery | None = None
+    request_queue_size = CONNECTIONS
 
     def __init__(self, page: LivePage, port: int) -> None:
         self.page = page
