@@ -225,7 +225,7 @@ def test_a_command_that_the_user_types_is_run(marker, capfd):
     Path("own.json").write_bytes(to_json(config))
     for option in ("--allow-code", "--data.root"):
         marker.unlink(missing_ok=True)
-        words = ["pretrain", "--config", "own.json", "--out", "other", option, root]
+        words = ["pretrain", "--config", "own.json", "--out", f"run{option}", option, root]
         assert command(capfd, *words)[0] == 2  # there is no a.tar
         assert marker.exists()
 
