@@ -12,6 +12,7 @@ from hardmix.data.batches import Batch
 from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import ViewLoader, evaluation_batches, open_loader
 from hardmix.errors import InputError
+from hardmix.runtime.own_code import allowing
 from hardmix.settings.config import DataConfig, TrainConfig
 
 CPU = torch.device("cpu")

@@ -23,6 +23,7 @@ from hardmix.bench.test_images import photographs, repeated
 from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import open_loader
 from hardmix.runtime.console import silent
+from hardmix.runtime.own_code import allowing
 from hardmix.settings.config import DataConfig, TrainConfig
 
 PROCESSES = (1, 2, 4)
@@ -111,7 +112,7 @@ def _own_time(rank: int, processes: int, data: DataConfig, size: ShareSize) -> f
     """Return the milliseconds of CPU of this process per step, after a first one."""
     torch.set_num_threads(1)
     train, cpu = TrainConfig(batch_size=size.batch, seed=SEED), torch.device("cpu")
-    with silent():
+    with silent(), allowing(data.root or ""):
         _, loader = open_loader(data, train, cpu, rank_and_size=(rank, processes))
         with closing(loader):
             batches = loader.epoch(0)
