@@ -1,6 +1,5 @@
 """A run, config or encoder of somebody else never makes a command execute what it names."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +14,11 @@ import hardmix
 from hardmix.commands import main as cli
 from hardmix.errors import InputError
 from hardmix.models.backbones import build_backbone
+from hardmix.report.live_gallery import LiveGallery
+from hardmix.report.watch import LivePage
 from hardmix.runs.checkpoints import pack, write_checkpoint
 from hardmix.runs.folder import Run
 from hardmix.runtime.own_code import allowing
-from hardmix.settings.config import DataConfig
 from hardmix.settings.recipes import RECIPES
 from hardmix.settings.saved import to_json, with_settings
 
@@ -253,9 +253,9 @@ def test_a_grid_runs_no_code_unless_it_is_named(stranger, marker, capfd):
     assert f"--allow-code {NAME}" in Path("sweep/job.sh").read_text()
 
 
-@pytest.mark.parametrize("words", ["watch . --port 0", "report .", "knn . --k 5"])
-def test_a_module_in_the_current_folder_is_not_imported(words, tmp_path, marker):
-    """`cd RUN; hardmix watch .`, with files named as modules that hardmix and its children use."""
+@pytest.fixture
+def inside(tmp_path, marker, monkeypatch) -> Path:
+    """A run in the current folder, with files named as modules that hardmix and others import."""
     config = config_naming("small")
     run = Run.create(tmp_path / "run", config)
     run.write_encoder(build_backbone("small").trunk, config)
@@ -264,14 +264,24 @@ def test_a_module_in_the_current_folder_is_not_imported(words, tmp_path, marker)
     code = f"import pathlib; pathlib.Path({str(marker)!r}).write_text(__file__)\n"
     for name in ("hardmix", "torch", "sitecustomize", "timm", "webdataset", "matplotlib", "json"):
         (run.path / f"{name}.py").write_text(code)
+    monkeypatch.chdir(run.path)
+    return run.path
+
+
+@pytest.mark.parametrize("words", ["report .", "knn . --k 5"])
+def test_a_module_in_the_current_folder_is_not_imported(words, inside, marker):
     program = Path(sys.executable).with_name("hardmix")
-    try:
-        ended = subprocess.run(
-            [program, *words.split()], cwd=run.path, capture_output=True, text=True, timeout=15
-        )
-        assert "Traceback" not in ended.stderr
-    except subprocess.TimeoutExpired:
-        assert words.startswith("watch")  # it serves until it is stopped
+    ended = subprocess.run([program, *words.split()], capture_output=True, text=True)
+    assert "Traceback" not in ended.stderr
+    assert not marker.exists(), marker.read_text()
+
+
+def test_the_children_of_watch_import_nothing_from_the_current_folder(inside, marker):
+    gallery = LiveGallery(Path("."))
+    gallery.follow()
+    gallery._process.wait()
+    assert not marker.exists(), marker.read_text()
+    assert LivePage(Path(".")).content().status == 200
     assert not marker.exists(), marker.read_text()
 
 
@@ -290,5 +300,3 @@ def test_encoders_of_odd_sizes_are_one_sentence(tmp_path):
 def test_a_message_of_the_library_names_the_function_that_allows_it(stranger):
     with pytest.raises(InputError, match=r"call hardmix\.allow_code\('downloaded\.code:make'\)"):
         hardmix.pretrain(Run(stranger).config(), "other")
-    assert json.loads((stranger / "config.json").read_text())["model"]["backbone"] == NAME
-    assert DataConfig().views is None
