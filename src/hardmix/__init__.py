@@ -97,12 +97,7 @@ if TYPE_CHECKING:
     from hardmix.runtime.distributed import gather
     from hardmix.runtime.own_code import allow_code
     from hardmix.settings import recipes
-    from hardmix.settings.config import (
-        DataConfig,
-        ModelConfig,
-        PretrainConfig,
-        TrainConfig,
-    )
+    from hardmix.settings.config import DataConfig, ModelConfig, PretrainConfig, TrainConfig
     from hardmix.settings.detection_options import DetectionConfig
     from hardmix.settings.evaluation_options import (
         FinetuneConfig,

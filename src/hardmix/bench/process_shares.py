@@ -62,12 +62,14 @@ def measure(settings: dict[str, Any], tell: Tell) -> list[Row]:
         write_shards(images, Path(folder))
         for source in settings["sources"]:
             data = data_of(source, images, size, Path(folder))
-            open_loader(data, TrainConfig(batch_size=size.batch), torch.device("cpu"))  # the index
             blocks = {
                 f"{number} process{'es' * (number > 1)}": partial(cpu_time, number, data, size)
                 for number in PROCESSES
             }
-            row = take_turns(f"{SUBJECT}: {source}", blocks, settings["rounds"], tell, warm_ups=0)
+            title, train = f"{SUBJECT}: {source}", TrainConfig(batch_size=size.batch)
+            with allowing(data.root or ""):
+                open_loader(data, train, torch.device("cpu"))  # the index
+                row = take_turns(title, blocks, settings["rounds"], tell, warm_ups=0)
             rows.append({**row, "batch": size.batch, "judged": True})
     return rows
 
@@ -112,7 +114,7 @@ def _own_time(rank: int, processes: int, data: DataConfig, size: ShareSize) -> f
     """Return the milliseconds of CPU of this process per step, after a first one."""
     torch.set_num_threads(1)
     train, cpu = TrainConfig(batch_size=size.batch, seed=SEED), torch.device("cpu")
-    with silent(), allowing(data.root or ""):
+    with silent():
         _, loader = open_loader(data, train, cpu, rank_and_size=(rank, processes))
         with closing(loader):
             batches = loader.epoch(0)

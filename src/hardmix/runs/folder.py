@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 
 from hardmix.errors import InputError, OutputError
 from hardmix.runs.checkpoints import Checkpoint, load_newest, pack, write_checkpoint
+from hardmix.runs.logged_lines import logged_objects
 from hardmix.runs.weight_files import pack_safetensors
 from hardmix.runtime.atomic_files import append_line, room, write_atomically
 from hardmix.runtime.distributed import is_main
@@ -292,24 +292,6 @@ def _lines(file: Path) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     return logged_objects(read_file(file, MOST_LOG).decode("utf-8", errors="replace"))
-
-
-def logged_objects(text: str) -> list[dict[str, Any]]:
-    """Return a log's objects; lines that are not objects with a step are skipped."""
-    lines = []
-    names: dict[str, str] = {}  # every line has the same ones: they take memory once
-    for each in text.splitlines():
-        try:
-            line = json.loads(each, object_pairs_hook=partial(_sharing, names))
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
-            lines.append(line)
-    return lines
-
-
-def _sharing(names: dict[str, str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {names.setdefault(name, name): value for name, value in pairs}
 
 
 def versions() -> dict[str, str]:

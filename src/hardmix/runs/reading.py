@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hardmix.errors import InputError
-from hardmix.runs.folder import Run, logged_objects
+from hardmix.runs.folder import Run
 from hardmix.runs.labels import known_settings, label_runs, method_uses
+from hardmix.runs.logged_lines import logged_objects
 from hardmix.settings.bounded_files import read_lines
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.saved import MAY_DIFFER, build_config, own_facts, read_json, recorded
