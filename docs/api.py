@@ -63,7 +63,7 @@ GROUPS = {
         pretrain Run recipes recipes.imagenet100 recipes.imagenet1k recipes.cifar10 recipes.demo
         mixing_started decreasing gather""",
     "Images": "ImageSet UnreadableImage open_images draw_shapes",
-    "Encoders": "load_encoder TrainedEncoder export import_weights",
+    "Encoders": "load_encoder TrainedEncoder export import_weights allow_code",
     "Evaluation": """
         open_evaluated_run EvaluatedRun extract Features knn_accuracy probe_accuracy accuracy_of
         Accuracy choose_compute Compute""",

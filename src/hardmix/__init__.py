@@ -95,13 +95,9 @@ if TYPE_CHECKING:
     from hardmix.runs.folder import Run
     from hardmix.runtime.device import Compute, choose_compute
     from hardmix.runtime.distributed import gather
+    from hardmix.runtime.own_code import allow_code
     from hardmix.settings import recipes
-    from hardmix.settings.config import (
-        DataConfig,
-        ModelConfig,
-        PretrainConfig,
-        TrainConfig,
-    )
+    from hardmix.settings.config import DataConfig, ModelConfig, PretrainConfig, TrainConfig
     from hardmix.settings.detection_options import DetectionConfig
     from hardmix.settings.evaluation_options import (
         FinetuneConfig,
@@ -175,6 +171,7 @@ _HOME = {
     "runs.folder": "Run",
     "runtime.device": "Compute choose_compute",
     "runtime.distributed": "gather",
+    "runtime.own_code": "allow_code",
     "settings.recipes": "recipes",
     "settings.config": ("DataConfig ModelConfig PretrainConfig TrainConfig"),
     "settings.detection_options": "DetectionConfig",
@@ -253,6 +250,7 @@ __all__ = [
     "above_positive",
     "accuracy_of",
     "alignment",
+    "allow_code",
     "analyze",
     "backward_in_chunks",
     "choose_compute",

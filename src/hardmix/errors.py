@@ -11,6 +11,18 @@ class InputError(ValueError):
     status = 2
 
 
+class UnnamedCodeError(InputError):
+    """A file asks for code or a command that the user has not named in this call."""
+
+    def __init__(self, name: str, setting: str, where: str) -> None:
+        self.name, self.setting = name, setting
+        self.asks = (
+            f"{where} asks for {setting}={name!r}, which is code to be run, and hardmix runs only"
+            " what you name yourself"
+        )
+        super().__init__(f"{self.asks}: if you trust it, call hardmix.allow_code({name!r}) first.")
+
+
 class LockedError(InputError):
     """Another process is writing to the folder."""
 

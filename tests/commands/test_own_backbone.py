@@ -83,7 +83,7 @@ def test_a_run_with_an_own_network_is_opened_again_by_every_command(package, cap
     small = "--data.num-images 48"
     for words in (
         f"pretrain demo --model.backbone my_package:make_net {SMALL} --out run",
-        "pretrain --out run --resume --train.epochs 2",
+        "pretrain --out run --resume --train.epochs 2 --model.backbone my_package:make_net",
         f"knn run --k 5 --baseline untrained {small}",
         f"linear run --seeds 1 {small}",
         "features run --data.root images --data.workers 0 --out features.csv",
@@ -93,16 +93,18 @@ def test_a_run_with_an_own_network_is_opened_again_by_every_command(package, cap
         "analyze run",
         "report run --out report.html",
     ):
-        code, shown = command(capfd, words)
+        named = "" if words.startswith("pretrain") else " --allow-code my_package:make_net"
+        code, shown = command(capfd, words + named)
         assert code == 0, (words, shown)
     assert run.config().model.backbone == "my_package:make_net"
     assert {"knn.json", "linear-cached.json"} <= {file.name for file in run.results.iterdir()}
     with (package / "features.csv").open() as file:
         assert len(next(iter(list(csv.reader(file))[1:]))) == 3 + 12  # name, label, class
-    encoder = hardmix.load_encoder(package / "encoder.safetensors")
+    name = "my_package:make_net"
+    encoder = hardmix.load_encoder(package / "encoder.safetensors", backbone=name)
     images = torch.rand(2, 3, 32, 32)
     with torch.no_grad():
-        assert torch.equal(encoder(images), hardmix.load_encoder(run.path)(images))
+        assert torch.equal(encoder(images), hardmix.load_encoder(run.path, backbone=name)(images))
     assert (run.figures / "gallery.json").exists()  # which restores the whole method
     assert "my_package:make_net" in (package / "report.html").read_text()
 
@@ -158,7 +160,7 @@ def test_a_run_whose_package_is_gone_says_so(package, capfd):
         del sys.modules[name]
     (package / "my_package").rename(package / "moved")
     for words in ("knn run", "export run --format safetensors --out e.safetensors"):
-        code, shown = command(capfd, words)
+        code, shown = command(capfd, f"{words} --allow-code my_package:make_net")
         assert code == 2
         assert "model.backbone='my_package:make_net': my_package cannot be imported" in shown
         assert "start the command in the folder of my_package" in shown

@@ -12,6 +12,7 @@ from hardmix.data.batches import Batch
 from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import ViewLoader, evaluation_batches, open_loader
 from hardmix.errors import InputError
+from hardmix.runtime.own_code import allowing
 from hardmix.settings.config import DataConfig, TrainConfig
 
 CPU = torch.device("cpu")
@@ -260,8 +261,10 @@ def test_settings_choose_the_loader(in_files, tmp_path):
     assert len(images) == COUNT
     assert len(list(islice(loader.epoch(0), 2))) == 2
     pytest.importorskip("webdataset", reason="webdataset is not installed: hardmix[shards]")
-    images, loader = open_loader(
-        DataConfig(name="shards", root="pipe:a.tar", num_images=8), TrainConfig(batch_size=4), CPU
-    )
+    data = DataConfig(name="shards", root="pipe:a.tar", num_images=8)
+    with pytest.raises(InputError, match=r"asks for data\.root='pipe:a\.tar'"):
+        open_loader(data, TrainConfig(batch_size=4), CPU)
+    with allowing("pipe:a.tar"):
+        images, loader = open_loader(data, TrainConfig(batch_size=4), CPU)
     assert images is None
     assert loader.steps_per_epoch == 2

@@ -220,7 +220,11 @@ def test_the_command_line_names_a_function_that_makes_the_pipeline(package, tmp_
     code, shown = command(capfd, f"pretrain demo --data.views my_views:make_views {SMALL}")
     assert code == 0, shown
     assert Run(tmp_path / "run").config().data.views == "my_views:make_views"
-    code, shown = command(capfd, "pretrain --out run --resume --train.epochs 2")
+    again = "pretrain --out run --resume --train.epochs 2"
+    code, shown = command(capfd, again)
+    assert code == 2
+    assert f"run hardmix {again} --allow-code my_views:make_views." in shown
+    code, shown = command(capfd, f"{again} --data.views my_views:make_views")
     assert code == 0, shown
     assert command(capfd, "knn run --data.num-images 48 --k 5")[0] == 0
 

@@ -23,6 +23,7 @@ from hardmix.data.image_files import UnreadableImage
 from hardmix.data.image_set import ImageSet
 from hardmix.models.backbones import BACKBONES
 from hardmix.runs.folder import Run
+from hardmix.runtime.own_code import allowing
 from hardmix.settings.config import DataConfig
 from hardmix.settings.methods import METHOD_FACTS
 from hardmix.settings.named_choices import DataName, OptimizerName
@@ -58,8 +59,9 @@ def test_the_blocks_of_the_page_run_one_after_the_other(capfd):
     others = OWN_FILES.sub("", NEW_FILES.sub("", PAGE))  # new files run in the copy below
     blocks = re.findall(r"```python\n(.*?)```", others, re.DOTALL)
     names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, "docs/extending.md", "exec"), names)
+    with allowing():  # what the blocks allow stays with them
+        for block in blocks:
+            exec(compile(block, "docs/extending.md", "exec"), names)
     assert len(blocks) == 11
 
     plan = names["half_mixed"](torch.rand(3, 20), num_hardest=8, num_pairs=5, num_with_query=2)
@@ -101,7 +103,8 @@ def opened_by_commands(capfd):
         "export runs/my-net --format onnx --out encoder.onnx",
         "pretrain --out runs/my-net --resume --train.epochs 3",
     ):
-        assert status_of(words) == 0, (words, capfd.readouterr().err)
+        named = f"{words} --allow-code my_net:make_net"
+        assert status_of(named) == 0, (words, capfd.readouterr().err)
     assert status_of("knn runs/own-trunk") == 2
     assert "model.backbone=mypackage:make_net" in capfd.readouterr().err.replace("\n", " ")
 

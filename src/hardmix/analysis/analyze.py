@@ -13,7 +13,7 @@ from hardmix.analysis.figures.picture import Found, Picture, check_installed, sa
 from hardmix.analysis.hardness import matching_probabilities, similarities
 from hardmix.analysis.over_training import false_negatives, proxy_task
 from hardmix.analysis.toy_sphere import toy_sphere
-from hardmix.errors import InputError
+from hardmix.errors import InputError, UnnamedCodeError
 from hardmix.runs.folder import Run
 from hardmix.runs.reading import RunRecord, read_runs, with_new_results
 from hardmix.runtime.console import say, warn
@@ -91,6 +91,8 @@ def portray(record: RunRecord) -> Found:
     for name, look in {"map and spectrum": look_at_features, "gallery": look_at_queue}.items():
         try:
             drawn, sentences = look(run)
+        except UnnamedCodeError:
+            raise
         except (InputError, OSError) as error:
             drawn, sentences = [], [f"No {name} of {run.path}: {error}"]
         pictures.extend(drawn)

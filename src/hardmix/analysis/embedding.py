@@ -24,6 +24,7 @@ from hardmix.mixing.embedding_space import CHUNK, alignment, uniformity
 from hardmix.runs.folder import Run, versions
 from hardmix.runtime.device import choose_compute
 from hardmix.runtime.random_numbers import seed_of
+from hardmix.settings.bounded_files import most_weights, read_file
 from hardmix.settings.config import DataConfig
 
 MOST_IMAGES = 50_000
@@ -169,4 +170,4 @@ def _evaluation_images(data: DataConfig, seed: int) -> tuple[str, ImageSet]:
 
 
 def _digest(run: Run) -> str:
-    return hashlib.sha256(run.encoder_file.read_bytes()).hexdigest()[:16]
+    return hashlib.sha256(read_file(run.encoder_file, most_weights())).hexdigest()[:16]

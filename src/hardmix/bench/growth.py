@@ -129,7 +129,7 @@ def train_on(processes: int, settings: dict[str, Any]) -> float:
     threads = str(max(1, settings["cores"] // processes))
     with TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        command = [sys.executable, "-m"]
+        command = [sys.executable, "-P", "-m"]
         if processes > 1:
             command += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
             command += ["-m", "hardmix", "--"]
@@ -138,7 +138,7 @@ def train_on(processes: int, settings: dict[str, Any]) -> float:
         command += ["pretrain", "demo", "--out", str(run), "--train.device", settings["device"]]
         command += ["--train.epochs", "1", "--train.knn-every", "0", "--train.log-every", "2"]
         command += ["--mix.warm-up-epochs", "0", "--data.num-images", str(images)]
-        environment = os.environ | {"OMP_NUM_THREADS": threads}
+        environment = os.environ | {"OMP_NUM_THREADS": threads, "PYTHONSAFEPATH": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed: {done.stderr}")

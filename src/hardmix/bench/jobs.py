@@ -81,7 +81,7 @@ def run_job(job: BenchJob, tell: Tell) -> list[Row]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
     environment |= ALLOCATORS[job.allocator]
     task = json.dumps({"kind": job.kind, "settings": job.settings})
-    command = [sys.executable, "-m", "hardmix.bench.worker", task]
+    command = [sys.executable, "-P", "-m", "hardmix.bench.worker", task]
     rows: list[Row] | None = None
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout or ():

@@ -23,6 +23,7 @@ from hardmix.bench.test_images import photographs, repeated
 from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import open_loader
 from hardmix.runtime.console import silent
+from hardmix.runtime.own_code import allowing
 from hardmix.settings.config import DataConfig, TrainConfig
 
 PROCESSES = (1, 2, 4)
@@ -61,12 +62,14 @@ def measure(settings: dict[str, Any], tell: Tell) -> list[Row]:
         write_shards(images, Path(folder))
         for source in settings["sources"]:
             data = data_of(source, images, size, Path(folder))
-            open_loader(data, TrainConfig(batch_size=size.batch), torch.device("cpu"))  # the index
             blocks = {
                 f"{number} process{'es' * (number > 1)}": partial(cpu_time, number, data, size)
                 for number in PROCESSES
             }
-            row = take_turns(f"{SUBJECT}: {source}", blocks, settings["rounds"], tell, warm_ups=0)
+            title, train = f"{SUBJECT}: {source}", TrainConfig(batch_size=size.batch)
+            with allowing(data.root or ""):
+                open_loader(data, train, torch.device("cpu"))  # the index
+                row = take_turns(title, blocks, settings["rounds"], tell, warm_ups=0)
             rows.append({**row, "batch": size.batch, "judged": True})
     return rows
 

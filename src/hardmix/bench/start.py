@@ -52,7 +52,7 @@ def measure(settings: dict[str, Any], tell: Tell) -> list[Row]:
 
 def show_help() -> float:
     """Milliseconds of `hardmix --help`."""
-    command = [sys.executable, "-m", "hardmix", "--help"]
+    command = [sys.executable, "-P", "-m", "hardmix", "--help"]
     run = partial(subprocess.run, command, stdout=subprocess.DEVNULL, check=True)
     return milliseconds(run, "cpu")
 
@@ -61,7 +61,7 @@ def first_step(options: list[str]) -> float:
     """Return the milliseconds until metrics.jsonl has its first line; then stop the run."""
     with TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        command = [sys.executable, "-m", "hardmix", "pretrain", "demo", "--out", str(run)]
+        command = [sys.executable, "-P", "-m", "hardmix", "pretrain", "demo", "--out", str(run)]
         command += ["--train.log-every", "1", "--train.knn-every", "0", *options]
         start = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)

@@ -2,15 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from hardmix.commands.options import wants_help
 from hardmix.errors import InputError
+from hardmix.runtime.own_code import is_own
 from hardmix.settings.bounds import nearest_first
 from hardmix.settings.config import DataConfig, PretrainConfig
 from hardmix.settings.methods import METHOD_FACTS
 from hardmix.settings.recipes import RECIPES
+from hardmix.settings.roots import absolute_root, is_command
+
+ALLOW = "--allow-code"
+CODE_OPTIONS = ("--model.backbone", "--backbone", "--data.views")
+"""Options by which a command line names code, besides --allow-code."""
 
 ResumeWord = Literal["no", "yes", "auto"]
 
@@ -56,14 +63,39 @@ def data_of_run(arguments: Sequence[str]) -> DataConfig:
     return replace(data, **given)
 
 
+def named_code(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments without --allow-code, and the code and commands that they name.
+
+    A folder of images whose name looks like that of a function allows no function.
+    """
+    if list(arguments[-1:]) == [ALLOW]:
+        raise InputError(f"{ALLOW} needs a name, as in {ALLOW} mypackage:make_net.")
+    names = _values_of(arguments, ALLOW)
+    names += [
+        name for option in CODE_OPTIONS for name in _values_of(arguments, option) if is_own(name)
+    ]
+    for root in _values_of(arguments, "--data.root"):
+        if is_command(root) and not is_own(root):
+            names += [root, absolute_root(root) or root]
+    pairs = zip(["", *arguments], arguments, strict=False)
+    rest = [
+        word
+        for before, word in pairs
+        if ALLOW not in (before, word) and not word.startswith(f"{ALLOW}=")
+    ]
+    return rest, names
+
+
 def value_of(arguments: Sequence[str], option: str) -> str | None:
     """Return an option's value before the rest is parsed; None if it is not given."""
-    for index, word in enumerate(arguments):
-        if word == option and index + 1 < len(arguments):
-            return arguments[index + 1]
-        if word.startswith(f"{option}="):
-            return word.partition("=")[2]
-    return None
+    return next(iter(_values_of(arguments, option)), None)
+
+
+def _values_of(arguments: Sequence[str], option: str) -> list[str]:
+    """Return the values of an option, as often as it is given."""
+    following = pairwise(arguments)
+    joined = [each.partition("=")[2] for each in arguments if each.startswith(f"{option}=")]
+    return [value for word, value in following if word == option] + joined
 
 
 def _saved_config(rest: Sequence[str]) -> PretrainConfig | None:

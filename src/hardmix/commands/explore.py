@@ -66,7 +66,8 @@ def explore(arguments: list[str]) -> None:
 class Watch:
     """Serve the report of a run that is still training: hardmix watch RUN.
 
-    The page is available on this machine only and follows the run's files. After each checkpoint,
+    The page is available on this machine only, at an address with a random token, and follows the
+    run's files. After each checkpoint,
     its galleries are drawn at low priority. Ctrl-C stops the server; the run continues.
     """
 

@@ -5,6 +5,7 @@ Each command is in the file of its group. Nothing heavy is imported before a com
 """
 
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import NoReturn
 
 from hardmix import __version__
 from hardmix.commands import (
+    argv,
     benchmarks,
     draw,
     encoder_files,
@@ -24,7 +26,9 @@ from hardmix.commands import (
 )
 from hardmix.commands.exits import Ending, ending_of
 from hardmix.commands.options import parse
-from hardmix.errors import InputError
+from hardmix.errors import InputError, UnnamedCodeError
+from hardmix.runtime.launch import Launch
+from hardmix.runtime.own_code import allowing
 from hardmix.settings.bounds import nearest_first
 
 DESCRIPTION = f"hardmix {__version__}: contrastive pre-training with hard negative mixing (MoCHi)."
@@ -73,6 +77,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     0 done; 1 a bug in hardmix, with a traceback; 2 bad input, with one message; 74 results could
     not be written, as on a full disk; 75 stopped early by a signal or because another process was
     lost, resume with --resume; 130 ended by a second Ctrl-C.
+
+    Every command takes `--allow-code NAME`, once or several times: code ("mypackage:make_net") or a
+    command ("pipe:COMMAND") that a run, config or encoder may name. No other is run.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["--"]:  # torchrun -m hardmix -- pretrain ...
@@ -97,6 +104,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         from hardmix.runtime.console import complain, complain_at_length
 
         ending = ending_of(error)
+        if isinstance(error, UnnamedCodeError):
+            ending = Ending(_how_to_allow(error, arguments), error.status)
         if ending is None:
             complain_at_length(traceback.format_exc())
             ending = Ending("this is a bug in hardmix; please report it with the lines above.", 1)
@@ -105,17 +114,29 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     sys.exit(0)
 
 
+def _how_to_allow(error: UnnamedCodeError, arguments: list[str]) -> str:
+    """Return what a file asks for, and the command that allows it."""
+    allowed = shlex.join(["hardmix", *arguments, "--allow-code", error.name])
+    without = " --no-look does without it." if arguments[0] in ("report", "watch") else ""
+    return f"{error.asks}: if you trust it, run {allowed}.{without}"
+
+
 def _dispatch(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         _print_help()
         return
-    name, rest = arguments[0], arguments[1:]
-    if name == "--version":
-        name = "version"
+    name = "version" if arguments[0] == "--version" else arguments[0]
     if name not in COMMANDS:
         known = ", ".join(nearest_first(name, COMMANDS))
         raise InputError(f"there is no command {name!r}: choose one of {known}.")
     launch = processes.ask()
+    rest, named = argv.named_code(arguments[1:])
+    with allowing(*named):
+        _run(name, rest, launch)
+
+
+def _run(name: str, rest: list[str], launch: Launch | None) -> None:
+    """Run a command, in one process or in several."""
     if launch is None or name == "pretrain":
         COMMANDS[name](rest)
         return
@@ -134,6 +155,9 @@ def _print_help() -> None:
     lines = [DESCRIPTION, "", "usage: hardmix COMMAND [options]", ""]
     lines += [f"  {name:<12} {(command.__doc__ or '')}" for name, command in COMMANDS.items()]
     lines += [
+        "",
+        "A run or config of others may name code. It is only run if you name it too, by",
+        "--allow-code NAME, which every command takes: --allow-code mypackage:make_net.",
         "",
         "hardmix COMMAND --help shows a command's options; hardmix --version shows the version.",
     ]

@@ -9,6 +9,8 @@ import tyro
 
 from hardmix.commands.options import Help, parse
 from hardmix.errors import InputError
+from hardmix.runtime.own_code import check_allowed, is_own
+from hardmix.sweep.grid_rows import Grid
 from hardmix.sweep.grids import GRIDS, grid_named
 from hardmix.sweep.scales import ScaleName
 
@@ -88,6 +90,17 @@ class Sweep:
     data: SweepData = field(default_factory=SweepData)
 
 
+def check_code(file: str, grid: Grid) -> None:
+    """Raise UnnamedCodeError if a row needs code that is not named on the command line."""
+    for config in (row.own for row in grid.rows if row.own is not None):
+        for setting, name in {
+            "model.backbone": config.model.backbone,
+            "data.views": config.data.views,
+        }.items():
+            if is_own(name or ""):
+                check_allowed(name or "", setting, file)
+
+
 def sweep(arguments: list[str]) -> None:
     """Train and evaluate a table of the paper and compare, or your own grid."""
     options = parse(Sweep, "sweep", arguments)
@@ -100,6 +113,8 @@ def sweep(arguments: list[str]) -> None:
     grid = grid_named(options.grid)
     chosen["seeds"] = grid.seeds if options.seeds is None else options.seeds
     chosen["first_seed"] = grid.first_seed if options.first_seed is None else options.first_seed
+    if not (options.dry_run or options.job_only or options.collect):
+        check_code(options.grid, grid)
     outcome = run(
         SweepOptions(**chosen, data_root=options.data.root, workers=options.data.workers),
         dry_run=options.dry_run,

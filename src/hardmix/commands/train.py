@@ -8,6 +8,7 @@ from typing import Annotated
 from hardmix.commands import argv, processes
 from hardmix.commands.options import Help, make_options, parse, run_settings
 from hardmix.errors import InputError
+from hardmix.runtime.own_code import asked_by
 from hardmix.settings.config import DataConfig
 from hardmix.settings.methods import METHOD_FACTS, MethodName
 from hardmix.settings.recipes import RECIPES
@@ -54,7 +55,8 @@ def pretrain(arguments: list[str]) -> None:
     made = make_options("Pretrain", about, [out, *fields, *own])
     options = parse(made, "pretrain RECIPE", rest)
     config = back(options)
-    with processes.all_processes(config.train.device, config.train.timeout):
+    where = options.config or options.out / "config.json"
+    with processes.all_processes(config.train.device, config.train.timeout), asked_by(where):
         from hardmix.training.pretrain import pretrain as run
 
         run(

@@ -7,8 +7,7 @@ folder. Of images held in memory only the fingerprint is known.
 import gzip
 import hashlib
 import os
-import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from hardmix.data.image_files import printable
 from hardmix.data.image_set import ImageSet
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.distributed import broadcast_text, is_main
+from hardmix.settings.bounded_files import MOST_LINE, unpacked
 from hardmix.settings.config import DataConfig
 
 STREAM = "stream in lanes of"
@@ -94,20 +94,45 @@ def describe_change(file: Path, record: DataRecord) -> str:
     """How many files were added, removed or changed since `write_list`, and the first names."""
     if record.mark.startswith(STREAM):
         return "other archives, or a stream that an earlier version read in another order"
-    before, now = _read_list(file), record.sizes
-    if now is None or before is None:
+    try:
+        kinds = None if record.sizes is None else _compare(file, record.sizes)
+    except (OSError, ValueError):
+        kinds = None
+    if kinds is None:
         return "a different number of images, or different labels or pixels"
-    kinds = {
-        "added": [name for name in now if name not in before],
-        "removed": [name for name in before if name not in now],
-        "changed in size": [name for name in now if before.get(name, now[name]) != now[name]],
-    }
     said = []
     for kind, names in kinds.items():
-        if names:
-            shown = ", ".join(printable(os.fsdecode(name)) for name in sorted(names)[:SHOWN])
-            said.append(f"{len(names)} {kind} ({shown}{', ...' * (len(names) > SHOWN)})")
+        if names.number:
+            shown = ", ".join(printable(os.fsdecode(name)) for name in names.first)
+            said.append(f"{names.number} {kind} ({shown}{', ...' * (names.number > SHOWN)})")
     return "; ".join(said) or "the same files with different labels or in a different order"
+
+
+class _Names:
+    """How many names there are, and the first few in order."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.first: list[bytes] = []
+
+    def add(self, name: bytes) -> None:
+        self.number += 1
+        self.first = sorted([*self.first, name])[:SHOWN]
+
+
+def _compare(file: Path, now: dict[bytes, int]) -> dict[str, _Names]:
+    """Compare the files with those that are listed, which are read one by one."""
+    added, removed, changed = _Names(), _Names(), _Names()
+    unlisted = set(now)
+    for name, size in _listed(file):
+        unlisted.discard(name)
+        if name not in now:
+            removed.add(name)
+        elif now[name] != size:
+            changed.add(name)
+    for name in unlisted:
+        added.add(name)
+    return {"added": added, "removed": removed, "changed in size": changed}
 
 
 def _names(images: ImageSet) -> list[bytes]:
@@ -116,10 +141,18 @@ def _names(images: ImageSet) -> list[bytes]:
     return [os.fsencode(file[start:]).replace(b"\n", b"?") for file in files]
 
 
-def _read_list(file: Path) -> dict[bytes, int] | None:
-    try:
-        lines = gzip.decompress(file.read_bytes()).split(b"\n")
-        pairs = [line.split(b"\t", 1) for line in lines]
-        return {name: int(size) for size, name in pairs}
-    except (OSError, EOFError, ValueError, zlib.error):
-        return None
+def _listed(file: Path) -> Iterator[tuple[bytes, int]]:
+    """Yield the names and sizes of a list; raises OSError or ValueError if it is damaged."""
+    rest = b""
+    for part in unpacked(file):
+        *lines, rest = (rest + part).split(b"\n")
+        if len(rest) > MOST_LINE:
+            raise ValueError("a line is too long")
+        for line in lines:
+            yield _entry(line)
+    yield _entry(rest)
+
+
+def _entry(line: bytes) -> tuple[bytes, int]:
+    size, name = line.split(b"\t", 1)
+    return name, int(size)

@@ -36,10 +36,12 @@ from hardmix.data.workers import WorkerPool
 from hardmix.runtime.console import say
 from hardmix.runtime.device import send
 from hardmix.runtime.distributed import rank, world_size
+from hardmix.runtime.own_code import check_allowed
 from hardmix.runtime.profile import timed, timed_beside, timed_each
 from hardmix.runtime.random_numbers import permutation, seed_of
 from hardmix.settings.config import DataConfig, TrainConfig
 from hardmix.settings.named_choices import Shuffle
+from hardmix.settings.roots import is_command
 
 BLOCK, TOGETHER = 1024, 16
 """Images of a block, and blocks that are shuffled together, with data.shuffle=blocks."""
@@ -68,6 +70,8 @@ def open_loader(
     place = rank_and_size or (rank(), world_size())
     options = (data, train.batch_size, train.seed, device, *place)
     if own is None and data_name(data) == "shards" and not is_indexed(data.root or ""):
+        if is_command(data.root or ""):
+            check_allowed(data.root or "", "data.root")
         stream = ShardLoader(*options, views=kinds, parts=train.accumulate, pipelines=pipelines)
         return None, stream
     if own is None:

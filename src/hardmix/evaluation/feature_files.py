@@ -24,6 +24,7 @@ from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say, visible, warn
 from hardmix.runtime.device import choose_compute
 from hardmix.runtime.distributed import agree_on_max
+from hardmix.settings.bounded_files import check_file, most_weights
 from hardmix.settings.config import DataConfig
 
 FORMATS = (".safetensors", ".npy", ".csv")
@@ -118,6 +119,7 @@ def add_weights(digest: "hashlib._Hash", encoder: TrainedEncoder) -> None:
 def _read_kept(file: Path, mark: str) -> Features | None:
     """Return the cached features; None if missing, damaged, or of other images."""
     try:
+        check_file(file, most_weights())
         with safe_open(file, "pt") as opened:
             if (opened.metadata() or {}).get("mark") != mark:
                 return None

@@ -25,7 +25,12 @@ from hardmix.runs.weight_files import read_safetensors
 from hardmix.runtime.console import progress, say
 from hardmix.runtime.device import Compute, Late
 from hardmix.runtime.distributed import agree_on_max, gather_uneven, rank, world_size
+from hardmix.runtime.own_code import allowing, check_allowed, is_own
 from hardmix.settings.config import DataConfig
+
+MOST_CHANNELS = 16
+MOST_PIXELS = 4096
+"""Largest side of the images that an encoder may be for."""
 
 
 class Features(NamedTuple):
@@ -70,13 +75,16 @@ def load_encoder(
     run_or_file: Path | str,
     *,
     trunk: nn.Module | None = None,
+    backbone: str | Callable[..., nn.Module] | None = None,
     device: str = "cpu",
     or_checkpoint: bool = False,
 ) -> TrainedEncoder:
     """Load the encoder of a run, or of its encoder.safetensors, in evaluation mode.
 
-    A run that was trained with your own network needs that network again, as `trunk`. With
-    `or_checkpoint`, the encoder of an unfinished run is loaded from its last checkpoint.
+    A run that was trained with your own network needs that network again: as `trunk`, or as
+    `backbone`, the function that makes it or the function's name, "mypackage:make_net". A name in
+    the file itself is not used, since a file may come from anyone. With `or_checkpoint`, the
+    encoder of an unfinished run is loaded from its last checkpoint.
     """
     file = Path(run_or_file)
     if file.is_dir():
@@ -85,17 +93,40 @@ def load_encoder(
         facts, weights = _read_checkpoint(Run(run_or_file), or_checkpoint)
     else:
         facts, weights = _read_encoder(file)
-    channels, image_size = int(facts["channels"]), int(facts["image_size"])
+    channels, image_size = _sizes(facts, file)
+    if trunk is None and backbone is None:
+        _check_named(facts["backbone"], file)
     if trunk is None:
-        if facts["backbone"] == OWN_TRUNK:
-            raise InputError(
-                f"{file} was trained with your own network: pass it as trunk=, or train with"
-                " model.backbone=mypackage:make_net, which every command can build."
-            )
-        trunk = build_backbone(facts["backbone"], channels, image_size).trunk
+        with allowing(*([backbone] if isinstance(backbone, str) else ())):
+            trunk = build_backbone(backbone or facts["backbone"], channels, image_size).trunk
     _load_exactly(trunk, weights, file)
     encoder = TrainedEncoder(trunk, facts["backbone"], image_size, channels)
     return encoder.eval().to(device)
+
+
+def _sizes(facts: dict[str, str], file: Path) -> tuple[int, int]:
+    """Return the channels and the size of the images that an encoder is for."""
+    said = [facts.get(name, "") for name in ("channels", "image_size")]
+    if "backbone" in facts and all(each.isascii() and each.isdecimal() for each in said):
+        channels, image_size = map(int, said)
+        if 1 <= channels <= MOST_CHANNELS and 8 <= image_size <= MOST_PIXELS:
+            return channels, image_size
+    raise InputError(
+        f"{file} is for images of {said[0]!r} channels and {said[1]!r} pixels a side: it must name"
+        f" its backbone, 1 to {MOST_CHANNELS} channels and 8 to {MOST_PIXELS} pixels; copy or"
+        " download it again."
+    )
+
+
+def _check_named(backbone: str, file: Path) -> None:
+    """Raise InputError if the file needs code that the user has not named."""
+    if backbone == OWN_TRUNK:
+        raise InputError(
+            f"{file} was trained with your own network: pass it as trunk=, or train with"
+            " model.backbone=mypackage:make_net, which every command can build."
+        )
+    if is_own(backbone):
+        check_allowed(backbone, "model.backbone", str(file))
 
 
 def _read_encoder(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:

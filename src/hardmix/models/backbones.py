@@ -56,7 +56,9 @@ class Backbone(NamedTuple):
     width: int
 
 
-def build_backbone(name: str, channels: int = 3, image_size: int | None = None) -> Backbone:
+def build_backbone(
+    name: str | Callable[..., nn.Module], channels: int = 3, image_size: int | None = None
+) -> Backbone:
     """Build the trunk of this name, with random weights, for images of `channels` channels.
 
     If `image_size` is given, timm's trunks and your own are tried with it: some take one size only.
@@ -67,20 +69,31 @@ def build_backbone(name: str, channels: int = 3, image_size: int | None = None) 
     - `lab-NAME`: two of half the width, of lightness and of colours (CMC); NAME as in `HALVED`.
     - `resnet18-narrow`: a ResNet-18 of a quarter of the width, for detectors on CPUs.
     - `timm:NAME`: any timm model, without its classifier; `timm:NAME?img_size=96` with options.
-    - `mypackage:make_net`: your own function, called with `channels` if it takes that.
+    - `mypackage:make_net`: your own function, called with `channels` if it takes that; or the
+      function itself. A name must be allowed (`hardmix.allow_code`).
     """
+    if callable(name):
+        return _own(name, channels, image_size)
+    if is_own(name):
+        return _own(load_own(name, SETTING), channels, image_size)
     if name.startswith("timm:"):
         trunk, width = _timm(name, channels)
         if image_size is not None:
             feature_width(trunk, channels, image_size)
         return Backbone(trunk, width)
-    if is_own(name):
-        trunk = call_own(load_own(name, SETTING), SETTING, channels=channels)
-        _check_module(trunk, name)
-        return Backbone(trunk, feature_width(trunk, channels, image_size or 224))
     if name not in BACKBONES:
         raise InputError(_unknown(name))
     return BACKBONES[name](channels)
+
+
+def _own(make: Callable[..., Any], channels: int, image_size: int | None) -> Backbone:
+    trunk = call_own(make, SETTING, channels=channels)
+    if not isinstance(trunk, nn.Module):
+        raise InputError(
+            f"{SETTING}: {make.__name__} returns a {type(trunk).__name__}: it must return a"
+            " torch.nn.Module that turns images into (batch, width) features."
+        )
+    return Backbone(trunk, feature_width(trunk, channels, image_size or 224))
 
 
 def _resnet(name: str, channels: int) -> Backbone:
@@ -264,14 +277,6 @@ def feature_width(trunk: nn.Module, channels: int, image_size: int) -> int:
             " nn.AdaptiveAvgPool2d(1), nn.Flatten()) does."
         )
     return features.shape[1]
-
-
-def _check_module(made: Any, name: str) -> None:
-    if not isinstance(made, nn.Module):
-        raise InputError(
-            f"model.backbone={name!r} returns a {type(made).__name__}: it must return a"
-            " torch.nn.Module that turns images into (batch, width) features."
-        )
 
 
 def _import_timm() -> Any | None:

@@ -10,18 +10,18 @@ import sys
 import time
 from pathlib import Path
 
-from hardmix.runs.folder import Run
+from hardmix.runtime.own_code import allow_code, allowed_code
 
 EVERY = 60.0
 """Seconds between the end of a gallery and the beginning of the next, at least."""
-PROGRAM = "import sys; from hardmix.report.live_gallery import draw; draw(sys.argv[1])"
+PROGRAM = "import sys; from hardmix.report.live_gallery import draw; draw(*sys.argv[1:])"
 
 
 class LiveGallery:
     """Starts the process if there is a newer checkpoint; never waits for it."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._drawn: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._next = 0.0
@@ -32,12 +32,13 @@ class LiveGallery:
             if self._process.poll() is None:
                 return
             self._process, self._next = None, time.monotonic() + EVERY
-        newest = newest_checkpoint(self._run)
+        newest = newest_checkpoint(self._path / "checkpoints")
         if newest is None or newest == self._drawn or time.monotonic() < self._next:
             return
         self._drawn = newest
         self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(self._run.path)],
+            # -P: the current folder, which may be the run's, holds no modules of ours.
+            [sys.executable, "-P", "-c", PROGRAM, os.fspath(self._path), *allowed_code()],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -51,19 +52,24 @@ class LiveGallery:
             self._process.wait()
 
 
-def newest_checkpoint(run: Run) -> str | None:
+def newest_checkpoint(folder: Path) -> str | None:
     """Return a text that changes with the newest checkpoint; None if there is none."""
     try:
-        found = [(file.stat().st_mtime_ns, file.name) for file in run.checkpoints.iterdir()]
+        found = [(file.stat().st_mtime_ns, file.name) for file in folder.iterdir()]
     except OSError:
         return None
     return f"{max(found)}" if found else None
 
 
-def draw(path: str) -> None:
-    """Make the galleries of the newest checkpoint, at the lowest priority."""
+def draw(path: str, *allowed: str) -> None:
+    """Make the galleries of the newest checkpoint, at the lowest priority.
+
+    `allowed` are names of code that the run may use.
+    """
     from hardmix.report.looking import look_at
+    from hardmix.runs.folder import Run
 
     if hasattr(os, "nice"):
         os.nice(19)
+    allow_code(*allowed)
     look_at(Run(Path(path)), live=True)

@@ -1,17 +1,18 @@
 """The progress of a run's training, according to its files."""
 
-import gzip
-import os
-import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hardmix.analysis.over_training import steps_per_epoch
 from hardmix.report.overview import duration, planned_epochs
-from hardmix.runs.folder import Run
+from hardmix.report.run_state import state_of
 from hardmix.runs.reading import RunRecord, number
-from hardmix.settings.saved import read_json
+from hardmix.settings.bounded_files import unpacked
+
+MOST_STEPS = 1e15
+"""A longer training is one whose length is unknown."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class LiveStatus:
 
 def live_status(record: RunRecord) -> LiveStatus:
     """Return the run's progress according to its files."""
-    state, lines = state_of(record.run), record.metrics
+    state, lines = state_of(record.run.path), record.metrics
     done = int(_last(lines, "step") or 0)
     total = _total_steps(record)
     speed, batch = (
@@ -73,33 +74,8 @@ def _sentence(state: str, done: int, total: int | None, epochs: str) -> str:
 
 def _total_steps(record: RunRecord) -> int | None:
     epochs, steps = planned_epochs(record), _steps(record)
-    return int(int(epochs) * steps) if epochs and steps else None
-
-
-def state_of(run: Run) -> str:
-    """Return the state in status.json; "lost" if it says running but its process is gone."""
-    try:
-        status = read_json(run.status_file)
-    except (OSError, ValueError):
-        return "unknown"
-    state = status.get("state") if isinstance(status, dict) else None
-    if not isinstance(state, str):
-        return "unknown"
-    gone = status.get("host") == socket.gethostname() and not _alive(status.get("process"))
-    return "lost" if state == "running" and gone else state
-
-
-def _alive(process: object) -> bool:
-    """Return whether a process exists; True if that is unknown."""
-    if not isinstance(process, int) or process < 1:
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+    total = int(epochs) * steps if epochs and steps else 0.0
+    return int(total) if 0 < total < MOST_STEPS else None
 
 
 def _steps(record: RunRecord) -> float | None:
@@ -108,11 +84,8 @@ def _steps(record: RunRecord) -> float | None:
         return steps_per_epoch(record.metrics)
     batch = number(record.settings.get("train.batch_size"))
     images = number(record.settings.get("data.num_images"))
-    try:
-        listed = gzip.decompress(record.run.images_file.read_bytes()).count(b"\n") + 1
-        images = float(listed)
-    except (OSError, EOFError, ValueError):
-        pass
+    with suppress(OSError):  # then as the config says
+        images = 1.0 + sum(part.count(b"\n") for part in unpacked(record.run.images_file))
     return float(int(images / batch)) or None if images and batch else None
 
 

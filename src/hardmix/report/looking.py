@@ -7,7 +7,7 @@ is reported.
 from collections.abc import Callable, Sequence
 
 from hardmix.analysis.figures.picture import Found, check_installed, save
-from hardmix.errors import InputError
+from hardmix.errors import InputError, UnnamedCodeError
 from hardmix.report.grouping import group_runs
 from hardmix.report.run_figures import first_seeds_first
 from hardmix.runs.folder import Run
@@ -53,6 +53,8 @@ def _drawn(run: Run, draw: Callable[[Run], Found]) -> None:
 def _tried(what: str, run: Run, make: Callable[[], object]) -> list[str]:
     try:
         make()
+    except UnnamedCodeError:
+        raise
     except (InputError, OSError) as error:
         return [f"No {what} of {run.path}: {error}"]
     return []

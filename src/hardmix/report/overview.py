@@ -12,6 +12,9 @@ from hardmix.runs.reading import RunRecord, number
 FEW = 3
 """Most methods named in a title; beyond this they are only counted."""
 
+MOST_EPOCHS = 10**9
+"""More cannot be meant."""
+
 
 @dataclass(frozen=True)
 class RunRow:
@@ -97,7 +100,7 @@ def images_of(run: RunRecord) -> str:
 def planned_epochs(run: RunRecord) -> str:
     """Return the number of epochs to train, as text."""
     planned = [run.settings.get(f"train.{name}") for name in ("epochs", "stop_epoch")]
-    known = [count for count in planned if isinstance(count, int)]
+    known = [count for count in planned if type(count) is int and 0 <= count < MOST_EPOCHS]
     return str(min(known)) if known else ""
 
 

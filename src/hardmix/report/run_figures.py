@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 
 from markupsafe import Markup
 
-from hardmix.analysis.analyze import compare
-from hardmix.analysis.figures.picture import svg
 from hardmix.report.grouping import SeedGroup
 from hardmix.report.svg import natural_width, safe_svg
 from hardmix.runs.reading import RunRecord
+from hardmix.settings.bounded_files import read_file
 from hardmix.settings.saved import read_json
 
 Kind = TypeVar("Kind")
@@ -49,6 +48,10 @@ class Part:
 
 def comparison(runs: Sequence[RunRecord], missing: list[str]) -> tuple[list[Part], set[str]]:
     """Draw the paper's figures of all runs; returns them and their names."""
+    # Imported here: it takes seconds, and a page that is refreshed draws nothing.
+    from hardmix.analysis.analyze import compare
+    from hardmix.analysis.figures.picture import svg
+
     try:
         found, sentences = compare(runs)
     except Exception as error:  # a faulty run must not prevent the page
@@ -114,7 +117,7 @@ def checked_text(value: Any) -> str:
 def _stored_figure(file: Path, prefix: str) -> Figure:
     facts = read_json(file.with_suffix(".json"))
     title = checked_text(facts["title"])
-    markup = safe_svg(file.read_bytes(), f"{prefix}{file.stem}-", title)
+    markup = safe_svg(read_file(file, FIGURE_BYTES), f"{prefix}{file.stem}-", title)
     return _figure(markup, title, checked_text(facts["caption"]), facts["numbers"])
 
 

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hardmix.explore.feature_gallery import FILE
 from hardmix.report.grouping import SeedGroup
 from hardmix.report.run_figures import checked_text
 from hardmix.report.stored_pictures import Tile, read_tile, some_of
 from hardmix.runs.reading import RunRecord
 
+FILE = "neighbours.json"
+"""As explore/feature_gallery.py calls it, from where it would bring torchvision along."""
 NEIGHBOUR_BYTES = 2_500_000
 
 

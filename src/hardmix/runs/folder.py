@@ -23,9 +23,11 @@ from torch import Tensor, nn
 
 from hardmix.errors import InputError, OutputError
 from hardmix.runs.checkpoints import Checkpoint, load_to_resume, pack, write_checkpoint
+from hardmix.runs.logged_lines import logged_objects
 from hardmix.runs.weight_files import pack_safetensors
 from hardmix.runtime.atomic_files import append_line, errors_naming, room, write_atomically
 from hardmix.runtime.distributed import is_main
+from hardmix.settings.bounded_files import MOST_LOG, read_file
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.roots import root_near
 from hardmix.settings.saved import check_same_run, read_config, to_json
@@ -199,7 +201,7 @@ class Run:
             if not file.exists():
                 continue
             if lengths is not None and file.name in lengths:
-                write_atomically(file, file.read_bytes()[: lengths[file.name]])
+                write_atomically(file, read_file(file, MOST_LOG)[: lengths[file.name]])
             else:
                 kept = [json.dumps(line) + "\n" for line in _lines(file) if line["step"] <= step]
                 write_atomically(file, "".join(kept).encode())
@@ -288,20 +290,9 @@ def _overwrite(file: Path, data: bytes) -> None:
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
-    return logged_objects(file.read_text(errors="replace")) if file.exists() else []
-
-
-def logged_objects(text: str) -> list[dict[str, Any]]:
-    """Return a log's objects; lines that are not objects with a step are skipped."""
-    lines = []
-    for each in text.splitlines():
-        try:
-            line = json.loads(each)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
-            lines.append(line)
-    return lines
+    if not file.exists():
+        return []
+    return logged_objects(read_file(file, MOST_LOG).decode("utf-8", errors="replace"))
 
 
 def versions() -> dict[str, str]:

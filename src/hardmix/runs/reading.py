@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hardmix.errors import InputError
-from hardmix.runs.folder import Run, logged_objects
+from hardmix.runs.folder import Run
 from hardmix.runs.labels import known_settings, label_runs, method_uses
+from hardmix.runs.logged_lines import logged_objects
+from hardmix.settings.bounded_files import read_lines
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.saved import MAY_DIFFER, build_config, own_facts, read_json, recorded
 
@@ -53,6 +55,11 @@ class RunRecord:
         return not (self.settings or self.metrics or self.results)
 
 
+RARE = b'"knn"'
+MOST_LINES, MOST_KEPT = 40_000, 32_000_000
+"""Lines of a log that are kept, and their bytes; a longer log is thinned out while it is read."""
+
+
 class ReadLog(NamedTuple):
     """The complete lines of a log, and the number of broken ones."""
 
@@ -60,6 +67,8 @@ class ReadLog(NamedTuple):
     broken: int
     is_text: bool
     """Whether all of it is UTF-8."""
+    thinned: int
+    """All lines, if some of them were left out; otherwise 0."""
 
 
 def read_runs(paths: Sequence[Path | str]) -> list[RunRecord]:
@@ -130,9 +139,16 @@ def read_metrics(run: Run, name: str, missing: list[str]) -> list[dict[str, Any]
     except (FileNotFoundError, NotADirectoryError):
         missing.append(f"{name}: metrics.jsonl is missing, so it has no curves.")
         return []
-    except OSError:
-        missing.append(f"{name}: metrics.jsonl cannot be read, so it has no curves.")
+    except OSError as error:
+        missing.append(
+            f"{name}: metrics.jsonl cannot be read, so it has no curves: {error.strerror}."
+        )
         return []
+    if log.thinned:
+        missing.append(
+            f"{name}: metrics.jsonl has {log.thinned:,} lines; {len(log.lines):,} of them, at equal"
+            " distances, are used."
+        )
     if not log.lines:
         what = "is empty" if log.is_text else "cannot be read"
         missing.append(f"{name}: metrics.jsonl {what}, so it has no curves.")
@@ -155,12 +171,32 @@ def number(value: object) -> float | None:
 
 
 def _read_log(file: Path) -> ReadLog:
-    data = file.read_bytes()
-    text = data.decode("utf-8", errors="replace")
+    kept, total = _thinned(file)
+    text = b"".join(kept).decode("utf-8", errors="replace")
     lines = [line for line in logged_objects(text) if number(line["step"]) is not None]
     written = sum(bool(line.strip()) for line in text.splitlines())
     is_text = "\N{REPLACEMENT CHARACTER}" not in text
-    return ReadLog(lines, written - len(lines), is_text)
+    return ReadLog(lines, written - len(lines), is_text, total if total > len(kept) else 0)
+
+
+def _thinned(file: Path) -> tuple[list[bytes], int]:
+    """Return lines of a log at equal distances, as many as may be kept, and the number of all.
+
+    The last line is kept, and so are those with k-NN accuracies, which are few and far between.
+    """
+    kept: list[bytes] = []
+    size, distance, total, line = 0, 1, 0, b""
+    for total, line in enumerate(read_lines(file), start=1):
+        if (total - 1) % distance == 0 or RARE in line:
+            kept.append(line)
+            size += len(line)
+        while len(kept) > MOST_LINES or size > MOST_KEPT:
+            few = [each for place, each in enumerate(kept) if place % 2 == 0 or RARE in each]
+            kept = few if len(few) < 0.9 * len(kept) else kept[::2]
+            size, distance = sum(map(len, kept)), 2 * distance
+    if kept and kept[-1] is not line:
+        kept.append(line)
+    return kept, total
 
 
 def _read_hardness(run: Run, name: str, missing: list[str]) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from hardmix.errors import InputError
+from hardmix.settings.bounded_files import check_file, most_weights, open_file
 
 NESTED = ("state_dict", "model_state_dict", "model")
 """Names under which checkpoints store their weights."""
@@ -39,7 +40,7 @@ class Source(NamedTuple):
 def read_weights(file: Path) -> Source:
     """Read the tensors of a safetensors or torch.save file; no code in it is executed."""
     try:
-        with file.open("rb") as opened:
+        with open_file(file, most_weights()) as opened:
             start = opened.read(40)
     except OSError as error:
         raise InputError(
@@ -104,6 +105,7 @@ def _check_operations(file: Path, number: int) -> None:
 def read_safetensors(file: Path) -> Source:
     """Read the tensors and metadata of a safetensors file."""
     try:
+        check_file(file, most_weights())
         with safe_open(file, "pt") as opened:
             facts = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118

@@ -1,24 +1,70 @@
-"""Load a user's own functions by name: 'mypackage.module:function'.
+"""Code and commands by name: a user's own functions, 'mypackage.module:function', and streams.
 
-The current folder is searched as well. Such names are stored in config.json and in encoder files,
-which may come from anyone: only functions and classes that the named package itself defines are
-called, and never Python's standard library.
+Names are stored in config.json and in encoder files, which may come from anyone. **A name is only
+used if the user has named the same in this call**: a command allows those that are typed on its
+command line, a program those that it passes to `allow_code`. All others are refused, wherever they
+come from. The current folder is searched only for what is allowed.
 """
 
 import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from hardmix.errors import InputError
+from hardmix.errors import InputError, UnnamedCodeError
+
+_allowed: set[str] = set()
+
+
+def allow_code(*names: str) -> None:
+    """Allow configs, runs and encoders to name this code, for the rest of the program.
+
+    A name is that of your own function, "mypackage:make_net", or of a stream of images, as in
+    `data.root`: "pipe:COMMAND" or an address. Nothing else that a file names is ever executed.
+    """
+    _allowed.update(names)
+
+
+@contextmanager
+def allowing(*names: str) -> Iterator[None]:
+    """Allow these names as well while within."""
+    before = set(_allowed)
+    _allowed.update(names)
+    try:
+        yield
+    finally:
+        _allowed.clear()
+        _allowed.update(before)
+
+
+def allowed_code() -> list[str]:
+    """Return all names that are allowed, to be passed on to a child process."""
+    return sorted(_allowed)
+
+
+@contextmanager
+def asked_by(where: Path | str) -> Iterator[None]:
+    """Say that it is this file that asks for code, if any is refused within."""
+    try:
+        yield
+    except UnnamedCodeError as error:
+        raise UnnamedCodeError(error.name, error.setting, str(where)) from None
+
+
+def check_allowed(name: str, setting: str, where: str = "the config") -> None:
+    """Raise UnnamedCodeError unless the user has named this; `where` is what asks for it."""
+    if name not in _allowed:
+        raise UnnamedCodeError(name, setting, where)
 
 
 def is_own(name: str) -> bool:
-    """Whether a name has the form 'mypackage.module:function'."""
+    """Whether a name has the form 'mypackage.module:function' ('timm:NAME' is another thing)."""
     module, _, function = name.partition(":")
-    return all(part.isidentifier() for part in [*module.split("."), function])
+    return module != "timm" and all(part.isidentifier() for part in [*module.split("."), function])
 
 
 def load_own(name: str, setting: str) -> Callable[..., Any]:
@@ -30,6 +76,7 @@ def load_own(name: str, setting: str) -> Callable[..., Any]:
         raise InputError(
             f"{setting}={name!r} is in Python's standard library: name your own function."
         )
+    check_allowed(name, setting)
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)

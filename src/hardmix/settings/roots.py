@@ -25,6 +25,14 @@ def absolute_root(root: str | None) -> str | None:
     return _absolute(os.path.expanduser(root))
 
 
+def is_command(root: str) -> bool:
+    """Return whether a stream of images may start a command: a pipe's, or curl for a URL.
+
+    Braces and variables can hide the beginning of either, so every colon and dollar counts.
+    """
+    return any(sign in part for part in root.split("::") for sign in ":$")
+
+
 def root_near(root: str | None, run: Path) -> str | None:
     """Return an older run's relative `data.root` as it exists from here or above the run."""
     whole = absolute_root(root)

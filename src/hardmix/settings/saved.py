@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hardmix.errors import InputError
+from hardmix.settings.bounded_files import MOST_JSON, read_file
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.facts import SettingFacts, facts_of
 from hardmix.settings.methods import METHOD_FACTS
@@ -58,9 +59,9 @@ def read_config(file: Path) -> PretrainConfig:
 
 
 def read_json(file: Path) -> Any:
-    """Read a JSON file; raises OSError or ValueError, also if it is nested too deeply."""
+    """Read a JSON file in UTF-8; raises OSError or ValueError, also if it is nested too deeply."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(read_file(file, MOST_JSON).decode("utf-8"))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 

@@ -20,6 +20,7 @@ from hardmix.errors import InputError, LockedError, UnfinishedError
 from hardmix.runs.folder import Run
 from hardmix.runtime.atomic_files import locked_folder
 from hardmix.runtime.console import say
+from hardmix.runtime.own_code import allowed_code
 from hardmix.runtime.signals import StopRequest
 from hardmix.sweep.estimates import state_of
 
@@ -105,7 +106,10 @@ def train_by_torchrun(run: Run, config: Path, gpus: list[str], stop: StopRequest
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(len(gpus))]
     words += ["-m", "hardmix", "--", "pretrain", "--config", str(config)]
     words += ["--out", str(run.path), "--resume", "auto"]
-    process = subprocess.Popen([sys.executable, *words], start_new_session=True)
+    words += [word for name in allowed_code() for word in ("--allow-code", name)]
+    # No modules of the current folder: -P tells torchrun so, the variable its ranks.
+    safe = os.environ | {"PYTHONSAFEPATH": "1"}
+    process = subprocess.Popen([sys.executable, "-P", *words], env=safe, start_new_session=True)
     asked = False
     while process.poll() is None:
         if stop and not asked:

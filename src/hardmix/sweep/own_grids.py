@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from hardmix.errors import InputError
+from hardmix.settings.bounded_files import MOST_JSON, read_file
 from hardmix.settings.bounds import nearest_first
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.evaluation_options import LINEAR_PRESETS
@@ -91,7 +92,7 @@ def read_grid(name: str) -> Grid:
 
 def _parse(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text())
+        return tomllib.loads(read_file(file, MOST_JSON).decode("utf-8"))
     except OSError as error:
         raise InputError(f"the grid {file} cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -20,6 +20,7 @@ from hardmix.errors import InputError
 from hardmix.runs.folder import versions
 from hardmix.runs.reading import RunRecord, number
 from hardmix.runtime.atomic_files import write_atomically
+from hardmix.settings.saved import read_json
 from hardmix.sweep.measures import MEASURES
 from hardmix.sweep.planning import Job, SweepOptions
 
@@ -35,7 +36,7 @@ def read_record(options: SweepOptions, name: str) -> dict[str, Any] | None:
     """Read a run's record; None if it has none."""
     file = record_file(options, name)
     try:
-        found = json.loads(file.read_text())
+        found = read_json(file)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hardmix.errors import InputError
 from hardmix.runtime.atomic_files import write_atomically
+from hardmix.runtime.own_code import allowed_code
 from hardmix.settings.saved import read_json, to_json
 from hardmix.sweep.grids import grid_named
 from hardmix.sweep.planning import Plan, SweepOptions, selected_rows
@@ -143,6 +144,7 @@ def sweep_command(options: SweepOptions, *, anywhere: bool = True) -> list[str]:
         words += ["--gpus-per-run", str(options.gpus_per_run)]
     if options.coco_schedule != "1x":
         words += ["--coco-schedule", options.coco_schedule]
+    words += [word for name in allowed_code() for word in ("--allow-code", name)]
     return words + (["--only", *options.only] if options.only else [])
 
 

@@ -23,6 +23,7 @@ from hardmix.models.backbones import RESNETS, parse_timm
 from hardmix.runs.folder import Run
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say
+from hardmix.settings.bounded_files import most_weights, read_file
 from hardmix.weights.comparing import compare, compare_whole
 from hardmix.weights.detectron2_files import PLUG_IN_FILE, SHAPES, side_files, weights_file
 from hardmix.weights.onnx_preprocessing import WithPreprocessing
@@ -116,7 +117,7 @@ def _write(folder: Path, contents: dict[str, bytes]) -> list[Path]:
 
 
 def _own(job: ExportJob) -> dict[str, bytes]:
-    return {job.out.name: job.source.read_bytes()}
+    return {job.out.name: read_file(job.source, most_weights())}
 
 
 def _torchvision(job: ExportJob) -> dict[str, bytes]:

@@ -19,6 +19,7 @@ from hardmix.runs.folder import Run
 from hardmix.runs.weight_files import Source, first_names, read_weights
 from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say, table
+from hardmix.runtime.own_code import allowing
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.methods import METHOD_FACTS, MethodName
 from hardmix.settings.recipes import RECIPES
@@ -44,14 +45,15 @@ def import_weights(
         if held.exists():
             raise InputError(f"out={out} already has a run's {held.name}: choose another folder.")
     source = read_weights(file)
-    fit = recognise(file, source, backbone)
-    taken = {name: source.tensors[fit.view.names[name]] for name in fit.agreeing}
-    moco = moco_parts(source, fit)
-    beside = {k: source.tensors[name] for k, name in moco.names.items()} if moco else {}
-    check_finite(file, taken | beside)
-    config = _config(source, fit, moco, image_size)
-    data = config.data
-    trunk = build_encoder(config.model, data.channels, image_size=data.image_size).trunk
+    with allowing(*([backbone] if backbone else ())):
+        fit = recognise(file, source, backbone)
+        taken = {name: source.tensors[fit.view.names[name]] for name in fit.agreeing}
+        moco = moco_parts(source, fit)
+        beside = {k: source.tensors[name] for k, name in moco.names.items()} if moco else {}
+        check_finite(file, taken | beside)
+        config = _config(source, fit, moco, image_size)
+        data = config.data
+        trunk = build_encoder(config.model, data.channels, image_size=data.image_size).trunk
     trunk.load_state_dict(trunk.state_dict() | taken)  # old files have no num_batches_tracked
     adapt_statistics(trunk, config.model.backbone, data.channels, data.image_size)
     _write(run, trunk, config, beside)

@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hardmix.errors import InputError
 from hardmix.models.backbones import build_backbone
 from hardmix.models.pretrained import fetch_pretrained
 from hardmix.runs.folder import Run
-from hardmix.runs.weight_files import Source, read_weights
+from hardmix.runs.weight_files import Source, read_safetensors, read_weights
 from hardmix.runtime.console import say
 from hardmix.settings.config import PretrainConfig
 from hardmix.weights.foreign import IMPORTED, check_finite
@@ -54,7 +53,7 @@ def is_imported(config: PretrainConfig, run: Run) -> bool:
 def imported_parts(config: PretrainConfig, run: Run) -> dict[str, Tensor]:
     """Return the head and queue that `hardmix import` kept from a MoCo checkpoint, if any."""
     file = run.path / IMPORTED
-    return load_file(file) if is_imported(config, run) and file.exists() else {}
+    return read_safetensors(file).tensors if is_imported(config, run) and file.exists() else {}
 
 
 def weights_file(init: str) -> Path:

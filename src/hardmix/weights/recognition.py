@@ -17,6 +17,7 @@ from hardmix.errors import InputError
 from hardmix.models.backbones import BACKBONES, build_backbone
 from hardmix.runs.folder import ENCODER_FORMAT, OWN_TRUNK
 from hardmix.runs.weight_files import Source, first_names
+from hardmix.runtime.own_code import check_allowed, is_own
 from hardmix.settings.named_choices import Head
 from hardmix.weights.efficientnet_names import EFFICIENTNETS, is_numbered_flat, timm_names
 
@@ -82,6 +83,9 @@ def recognise(file: Path, source: Source, backbone: str | None) -> Fit:
     """Return the backbone and the part of the file that agree in every name and shape."""
     ours = source.facts.get("backbone") if is_ours(source) else None
     named = backbone or (ours if ours != OWN_TRUNK else None)
+    if named is not None and is_own(named):
+        where = "the config" if backbone else str(file)
+        check_allowed(named, "model.backbone", where)
     fits = [
         _compare(source.tensors, name, view)
         for name in ([named] if named else _candidates(source))

@@ -63,6 +63,7 @@ _STYLE: dict[Any, Any] = {
     "lines.markersize": 5.0,
     "svg.fonttype": "none",
     "text.color": INK,
+    "text.usetex": False,  # a matplotlibrc in the current folder must not start TeX
     "text.parse_math": False,  # a run may be called $x$
     "xtick.color": INK,
     "ytick.color": INK,

@@ -180,8 +180,9 @@ def _finished(file: Path) -> dict[str, Any] | None:
     text = ""
     if is_main() and file.exists():
         try:
-            _headline(read_json(file)["scores"])
-            text = file.read_text()
+            found = read_json(file)
+            _headline(found["scores"])
+            text = json.dumps(found)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
             raise InputError(
                 f"{file} is incomplete ({error}): delete it to test the trial again."
