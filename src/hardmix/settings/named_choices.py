@@ -53,6 +53,10 @@ RealNegatives = Literal["keep", "drop_hardest", "drop_all"]
 """Which real negatives stay in the loss next to the synthetic ones. The paper keeps all; it never
 defines its row "(all queue)", and "drop_all" is our most plausible reading of it."""
 
+RankBy = Literal["query", "key"]
+"""What negatives are ranked by: their similarity to the query (Sec. 4.1), or to its key (App.
+B.2)."""
+
 QueueStart = Literal["random", "empty"]
 """What an unfilled slot holds: a random negative, as in official MoCo, or nothing."""
 
