@@ -33,7 +33,7 @@ from hardmix.mixing.checks import (
 )
 from hardmix.mixing.logits import Embeddings, Logits, Points, dots, logits_of
 from hardmix.mixing.plans import NO_POINT, MixPlan
-from hardmix.mixing.ranking import CACHE_ELEMENTS, in_one_piece, row_chunks
+from hardmix.mixing.ranking import CACHE_ELEMENTS, in_one_piece, joined, row_chunks
 
 LOWEST = -1e30
 """Stands for -inf inside sums: a row of nothing but this has finite derivatives of any order."""
@@ -246,20 +246,21 @@ class _LogMass(torch.autograd.Function):
         parents = None
         if points is not None and any(ctx.needs_input_grad[4:7]):
             parents = real.gather(1, points.base), real.gather(1, points.row)
-        mass, direction = torch.empty_like(real[:, 0]), torch.empty_like(scaled)
-        shares = real.new_empty(real.shape if by_negatives else (0, 0))
-        point_shares = torch.empty_like(sums.synthetic)
+        parts: list[tuple[Tensor, ...]] = []
         for rows in [slice(0, len(real))] if overwrite else row_chunks(*real.shape):
             space = real[rows] if overwrite else torch.empty_like(real[rows])
             part = _shares(sums, rows, space)
-            mass[rows], point_shares[rows] = part.mass, part.of_points * part.factor
-            if by_negatives:
-                torch.mul(space, part.factor, out=shares[rows])
+            shares = space * part.factor if by_negatives else part.mass
+            direction = part.mass
             if by_query:
                 _lend(space, part.of_points, points, rows)
                 own_rows = None if own is None else own[rows]
-                torch.mul(pulled(space, negatives, own_rows), part.factor, out=direction[rows])
+                direction = pulled(space, negatives, own_rows).mul_(part.factor)
+            parts.append((part.mass, direction, shares, part.of_points * part.factor))
             del space  # before the next part's is made
+        mass, direction, shares, point_shares = (
+            joined(list(each)) for each in zip(*parts, strict=True)
+        )
         ctx.inputs = (scaled, negatives, own, other, to_base, to_row, to_other)
         ctx.sums, ctx.parents = sums._replace(real=real[:, :0]), parents
         ctx.version = None if negatives.is_inference() else negatives._version
@@ -305,33 +306,43 @@ def _shares(sums: _Sums, rows: slice, space: Tensor | None) -> _Shares:
     """
     real, synthetic = sums.real[rows], sums.synthetic[rows]
     weights, once = sums.logits.log_point_weights, len(sums.powers) == 1
-    mass, factor = real.new_zeros(len(real), 1), real.new_ones(len(real), 1)
-    of_points = torch.zeros_like(synthetic)
     chunks = row_chunks(len(real), real.shape[1], elements=CACHE_ELEMENTS)
-    scratch = torch.empty_like(real[chunks[0]]) if space is None or not once else real
+    scratch = real if once and space is not None else torch.empty_like(real[chunks[0]])
+    parts: list[tuple[Tensor, ...]] = []
     for part in chunks:
         whole = slice(rows.start + part.start, rows.start + part.stop)
-        values, several = real[part], [] if space is None else None
+        values, sums_of_part = real[part], []
+        share_of_all: Tensor | None = None
         for scale, exponent in sums.powers:
-            extra = synthetic[part] * scale
+            extra = synthetic[part] if scale == 1 else synthetic[part] * scale
             extra = extra if weights is None else extra + weights[whole]
             extra = extra if sums.offset is None else extra - sums.offset[whole]
             terms = space[part] if once and space is not None else scratch[: len(values)]
             highest = _exponentials(values, scale, sums, whole, extra, terms)
-            point_terms = (extra - highest).exp()
-            total = terms.sum(dim=1, keepdim=True) + point_terms.sum(dim=1, keepdim=True)
-            mass[part] += exponent * (highest + total.log())
-            share = exponent * scale / total.clamp(min=torch.finfo(total.dtype).tiny)
-            if once:
-                of_points[part], factor[part] = point_terms, share
-            elif space is not None:
-                of_points[part] += point_terms * share
-                several = terms * share if several is None else several.addcmul_(terms, share)
-        if not once and space is not None:
-            space[part] = several
+            point_terms, total = (extra - highest).exp_(), terms.sum(dim=1, keepdim=True)
+            total += point_terms.sum(dim=1, keepdim=True)
+            mass = (highest + total.log()).mul_(exponent)
+            share = exponent * scale / total.clamp_(min=torch.finfo(total.dtype).tiny)
+            if not once and space is not None:
+                point_terms *= share
+                if share_of_all is None:
+                    share_of_all = terms * share
+                else:
+                    share_of_all.addcmul_(terms, share)
+            sums_of_part.append((mass, point_terms, share))
+        if share_of_all is not None and space is not None:
+            space[part] = share_of_all
+        parts.append(sums_of_part[0] if once else _added_up(sums_of_part))
+    mass, of_points, factor = (joined(list(each)) for each in zip(*parts, strict=True))
     if sums.offset is not None:
-        mass += sums.offset[rows] * sum(exponent for _, exponent in sums.powers)
+        mass = mass + sums.offset[rows] * sum(exponent for _, exponent in sums.powers)
     return _Shares(mass.squeeze(1), of_points, factor)
+
+
+def _added_up(parts: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, ...]:
+    """Return the masses and shares of several powers together; the shares have their factors."""
+    masses, of_points, shares = zip(*parts, strict=True)
+    return sum(masses), sum(of_points), torch.ones_like(shares[0])  # type: ignore[return-value]
 
 
 def _exponentials(

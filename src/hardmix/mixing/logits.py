@@ -75,13 +75,16 @@ class Points(NamedTuple):
     to_other: Float[Tensor, "batch others"]
     first_other: int
 
-    def logits(self, real: Float[Tensor, "batch columns"]) -> Float[Tensor, "batch S"]:
-        """Return the points' logits."""
-        of_base = self.to_base * real.gather(1, self.base)
-        of_row, of_other = self.to_row * real.gather(1, self.row), self.to_other * self.other
-        if self.first_other < self.row.shape[1]:
-            return of_base + of_row + of_other
-        return of_base + torch.cat([of_row, of_other], dim=1)
+    def logits(
+        self,
+        real: Float[Tensor, "batch columns"],
+        of_base: Float[Tensor, "batch S"] | None = None,
+    ) -> Float[Tensor, "batch S"]:
+        """Return the points' logits; `of_base`, if it is known, is that of their bases."""
+        logits = self.to_base * (real.gather(1, self.base) if of_base is None else of_base)
+        logits[:, : self.row.shape[1]].addcmul_(self.to_row, real.gather(1, self.row))
+        logits[:, self.first_other :].addcmul_(self.to_other, self.other)
+        return logits
 
 
 class Logits(NamedTuple):
@@ -182,9 +185,12 @@ def by_coefficients(
     real, embeddings = logits.real.detach(), logits.embeddings
     base, share = plan.base.clamp(min=0), plan.share.to(real.dtype)
     pairs, first_other = _kinds(plan)
-    row, mark = plan.partner[:, :pairs].clamp(min=0), plan.partner[:, first_other:]
+    row, mark = plan.partner[:, :pairs], plan.partner[:, first_other:]
+    if first_other < pairs:
+        row = row.clamp(min=0)
+    of_base = real.gather(1, base)
     with torch.set_grad_enabled(through_query and torch.is_grad_enabled()):
-        to_query = real.gather(1, base[:, first_other:])
+        to_query = of_base[:, first_other:]
         if through_query:  # the same, differentiable
             vectors = _table(embeddings)[_rows(base[:, first_other:], embeddings)]
             to_query = torch.bmm(vectors, logits.scaled.unsqueeze(2)).squeeze(2)
@@ -200,7 +206,7 @@ def by_coefficients(
                 between = torch.cat([of_pairs, between], dim=1)
         rest = 1 - share
         # |(1 - share) n + share p|^2 = 1 - 2 share (1 - share) (1 - n.p), at unit length.
-        squared = torch.addcmul(real.new_ones(()), rest * share, between - 1, value=2)
+        squared = (between - 1).mul_(rest * share).mul_(2).add_(1)
         if others.squared is not None:
             more = share[:, first_other:].square() * (others.squared - 1)
             squared = squared + pad(more, (first_other, 0))
@@ -216,7 +222,7 @@ def by_coefficients(
         to_row, to_other = to_row.where(mark >= 0, 0.0), to_other.where(mark < 0, 0.0)
     points = Points(base, to_base, row, to_row, other, to_other, first_other)
     with torch.no_grad():
-        return points.logits(real), points
+        return points.logits(real, of_base), points
 
 
 def by_vectors(

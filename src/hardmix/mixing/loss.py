@@ -407,7 +407,7 @@ class MochiLoss(nn.Module):
         return Candidates(
             logits=real,
             temperature=logits.temperature,
-            num_hardest=min(self.num_hardest, real.shape[1]),
+            num_hardest=min(self.num_hardest, logits.real.shape[1]),
             num_pairs=self.num_pairs if real.shape[1] > 1 else 0,
             num_with_query=self.num_with_query,
             exclude=not_mixed,

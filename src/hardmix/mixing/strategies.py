@@ -30,7 +30,6 @@ from hardmix.mixing.checks import (
     check_counts,
     check_mask,
     check_not_transformed,
-    check_num_hardest,
     check_similarity,
     check_temperature,
     check_whole,
@@ -82,7 +81,6 @@ class Candidates:
         check_not_transformed()
         check_similarity(self.logits)
         check_counts(self.num_hardest, self.num_pairs, self.num_with_query)
-        check_num_hardest(self.num_hardest, self.logits.shape[1])
         check_mask(self.exclude, *self.logits.shape)
 
     @cached_property
@@ -92,8 +90,8 @@ class Candidates:
 
     @cached_property
     def hardest(self) -> HardestNegatives:
-        """The N hardest negatives of each query (Sec. 4.1)."""
-        return ranked(self.ranking, self.num_hardest, self.exclude)
+        """The N hardest negatives of each query (Sec. 4.1), or all, if there are fewer."""
+        return ranked(self.ranking, min(self.num_hardest, self.logits.shape[1]), self.exclude)
 
     @cached_property
     def ranking(self) -> Float[Tensor, "batch K"]:
@@ -206,14 +204,14 @@ def plan_fixed_percentage(
         points = logits_of(embeddings, plan, temperature=1.0).synthetic.to(like.dtype)
         real = _hardest_similarities(candidates)
     turn = _alternating(candidates.num_pairs, candidates.num_with_query, like.device)
-    target = -(-num_hardest * share // 100)
+    target, number = -(-num_hardest * share // 100), min(num_hardest, real.shape[1] + len(turn))
     # Few enough points: the count of synthetic ones among the top N never falls when one is added.
     low, high = torch.zeros_like(hardest.count), torch.full_like(hardest.count, len(turn))
     for _ in range(len(turn).bit_length()):
         middle = (low + high) // 2
         shown = points.masked_fill(turn >= middle.unsqueeze(1), -torch.inf)
-        top = torch.cat([real, shown], dim=1).topk(num_hardest, dim=1)
-        synthetic = ((top.indices >= num_hardest) & (top.values > -torch.inf)).sum(dim=1)
+        top = torch.cat([real, shown], dim=1).topk(number, dim=1)
+        synthetic = ((top.indices >= real.shape[1]) & (top.values > -torch.inf)).sum(dim=1)
         enough = synthetic >= target
         low, high = (
             torch.where(enough, low, middle + 1).minimum(high),
