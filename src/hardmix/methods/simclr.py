@@ -42,7 +42,7 @@ class SimClr(Method):
 
     def __init__(self, config: PretrainConfig, materials: Materials) -> None:
         super().__init__(config, materials)
-        self.mixing = MixingSchedule(config, materials.strategy)
+        self.mixing = MixingSchedule(config, materials.mixing)
         data = config.data
         encoder = build_encoder(
             config.model, data.channels, materials.trunk, image_size=data.image_size
@@ -72,7 +72,7 @@ class SimClr(Method):
             labels = gather(part.labels).repeat(2)
             own = own_views(len(first), len(everyone) // 2, first.device)
             exclude = own | equal_and_known(part.labels, labels) if self.config.oracle else own
-            loss, mix = self.mixing.loss(at.epoch), self.mixing.started(at)
+            loss, mix = self.mixing.loss, self.mixing.started(at)
             (outcome, plan), (other, _) = (
                 loss.contrast(
                     query,
@@ -81,6 +81,7 @@ class SimClr(Method):
                     exclude,
                     mix=mix,
                     generator=self.mixing.generator(at, purpose),
+                    progress=self.mixing.progress(at.epoch),
                     normalised=True,
                     check=False,
                 )

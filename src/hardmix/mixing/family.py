@@ -434,7 +434,7 @@ def check_family(
     real: Tensor,
 ) -> None:
     """Refuse weights and positives of another shape, or that do not go together."""
-    check_mask(positives, *real.shape, "positives")
+    check_mask(positives, len(real), real.shape[1], "positives")
     if positives is not None and not denominator.several_positives:
         raise InputError(
             "positives with another denominator: several positives are defined for"

@@ -157,7 +157,7 @@ def log_mass(
     if in_one_piece(logits.real):
         return _plain_log_mass(logits.real, logits.synthetic, exclude, log_weights, powers, logits)
     points, embeddings = logits.points, logits.embeddings
-    coefficients = (None,) * 4
+    coefficients: tuple[Tensor | None, ...] = (None,) * 4
     if points is not None:
         coefficients = points.other, points.to_base, points.to_row, points.to_other
     sums = _Sums(
@@ -274,7 +274,8 @@ class _LogMass(torch.autograd.Function):
             return *_differentiated_again(ctx, gradient, needed), None, None
         direction, shares, point_shares = ctx.saved_tensors
         scaled, negatives, *_, to_other = ctx.inputs
-        step, found = gradient.unsqueeze(1), [None] * 7
+        step = gradient.unsqueeze(1)
+        found: list[Tensor | None] = [None] * 7
         # Backward may be called inside autocast too, and would multiply in half precision there.
         with torch.autocast(scaled.device.type, enabled=False):
             found[0] = step * direction if needed[0] else None
@@ -342,7 +343,7 @@ def _shares(sums: _Sums, rows: slice, space: Tensor | None) -> _Shares:
 def _added_up(parts: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, ...]:
     """Return the masses and shares of several powers together; the shares have their factors."""
     masses, of_points, shares = zip(*parts, strict=True)
-    return sum(masses), sum(of_points), torch.ones_like(shares[0])  # type: ignore[return-value]
+    return sum(masses), sum(of_points), torch.ones_like(shares[0])
 
 
 def _exponentials(
@@ -415,7 +416,7 @@ def _differentiated_again(
     sums: _Sums = ctx.sums
     with torch.enable_grad(), torch.autocast(negatives.device.type, enabled=False):
         # New nodes of the graph: inputs may depend on each other outside of this function.
-        inputs = [None if each is None else each.view_as(each) for each in ctx.inputs]
+        inputs: list[Any] = [None if each is None else each.view_as(each) for each in ctx.inputs]
         scaled, negatives, own, other, to_base, to_row, to_other = inputs
         real, synthetic = dots(scaled, negatives, own), sums.synthetic
         points = sums.logits.points

@@ -188,16 +188,15 @@ def by_coefficients(
     row, mark = plan.partner[:, :pairs], plan.partner[:, first_other:]
     if first_other < pairs:
         row = row.clamp(min=0)
-    of_base = real.gather(1, base)
+    of_base, table = real.gather(1, base), _table(embeddings)
     with torch.set_grad_enabled(through_query and torch.is_grad_enabled()):
         to_query = of_base[:, first_other:]
         if through_query:  # the same, differentiable
-            vectors = _table(embeddings)[_rows(base[:, first_other:], embeddings)]
+            vectors = table[_rows(base[:, first_other:], embeddings)]
             to_query = torch.bmm(vectors, logits.scaled.unsqueeze(2)).squeeze(2)
-        others = _other_partners(logits, plan, base[:, first_other:], mark, to_query)
+        others = _other_partners(logits, plan, base[:, first_other:], mark, to_query, table)
         between = others.between
         if pairs:
-            table = _table(embeddings)
             rows = _rows(base[:, :pairs], embeddings), _rows(row, embeddings)
             of_pairs = row_dots(table, rows[0], table, rows[1])
             if first_other < pairs:
@@ -210,7 +209,7 @@ def by_coefficients(
         if others.squared is not None:
             more = share[:, first_other:].square() * (others.squared - 1)
             squared = squared + pad(more, (first_other, 0))
-        squared = _measured_where_short(squared, pairs, base, plan, share, embeddings)
+        squared = _measured_where_short(squared, pairs, base, plan, table, embeddings)
         # Opposite parents cancel out: a floor keeps their point and its gradient finite.
         length = squared.clamp(min=torch.finfo(squared.dtype).eps).sqrt()
         to_base, to_partner = rest / length, share / length
@@ -239,7 +238,7 @@ def by_vectors(
         with_query = plan.partner == QUERY
     parts = []
     for rows in chunks:
-        inputs = [
+        inputs: list[Any] = [
             None if each is None else rows_of(each, rows)
             for each in (logits.scaled, base, partner, share, with_query)
         ]
@@ -314,11 +313,11 @@ def _kinds(plan: MixPlan) -> tuple[int, int]:
 
     Every strategy here puts its pairs first. In any other plan each column may be of either kind.
     """
-    is_pair = plan.partner >= 0
+    is_pair = plan.partner.numpy() >= 0
     pairs = int(is_pair[0].sum())
-    if torch.equal(is_pair, is_pair[:1].expand_as(is_pair)) and bool(is_pair[0, :pairs].all()):
+    if is_pair[:, :pairs].all() and not is_pair[:, pairs:].any():
         return pairs, pairs
-    return plan.partner.shape[1], 0
+    return is_pair.shape[1], 0
 
 
 class _OtherPartners(NamedTuple):
@@ -333,7 +332,7 @@ class _OtherPartners(NamedTuple):
 
 
 def _other_partners(
-    logits: Logits, plan: MixPlan, base: Tensor, mark: Tensor, to_query: Tensor
+    logits: Logits, plan: MixPlan, base: Tensor, mark: Tensor, to_query: Tensor, table: Tensor
 ) -> _OtherPartners:
     query, key = logits.embeddings.query.detach(), logits.embeddings.key.detach()
     between = to_query * logits.temperature
@@ -349,7 +348,7 @@ def _other_partners(
     with torch.enable_grad():
         logit = (partners * logits.scaled.unsqueeze(1)).sum(dim=-1).gather(1, which)
     block = partners.shape[1] * torch.arange(len(base), device=base.device).unsqueeze(1)
-    table, rows = _table(logits.embeddings), _rows(base, logits.embeddings)
+    rows = _rows(base, logits.embeddings)
     with_partner = row_dots(table, rows, partners.flatten(0, 1), which + block)
     squared = None
     if plan.vectors is not None:
@@ -358,14 +357,14 @@ def _other_partners(
 
 
 def _measured_where_short(
-    squared: Tensor, pairs: int, base: Tensor, plan: MixPlan, share: Tensor, embeddings: Embeddings
+    squared: Tensor, pairs: int, base: Tensor, plan: MixPlan, table: Tensor, embeddings: Embeddings
 ) -> Tensor:
     """Return squared lengths, measured for pairs whose sum is so short that digits are lost."""
     of_pairs = squared.detach()[:, :pairs]
     if pairs == 0 or bool(of_pairs.amin() >= SHORT):
         return squared
     i, j = ((of_pairs < SHORT) & (plan.partner[:, :pairs] >= 0)).nonzero().unbind(dim=1)
-    table, rows = _table(embeddings), _rows(base, embeddings)
+    rows, share = _rows(base, embeddings), plan.share.to(table.dtype)
     columns = rows[i, j], _rows(plan.partner, embeddings)[i, j], share[i, j]
     parts = zip(*(each.split(CHUNK_PAIRS) for each in columns), strict=True)
     sums = (torch.lerp(table[a], table[b], s.unsqueeze(1)) for a, b, s in parts)

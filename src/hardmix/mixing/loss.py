@@ -277,7 +277,7 @@ class MochiLoss(nn.Module):
         reduction: Reduction = "mean",
         gathered: tuple[Float[Tensor, "all dim"], Float[Tensor, "all dim"]] | None = None,
         first_row: int = 0,
-        own_negatives: tuple[Tensor, Tensor] | None = None,
+        both_own_negatives: tuple[Tensor, Tensor] | None = None,
         **options: Unpack[CallOptions],
     ) -> Float[Tensor, "..."]:
         """Return the mean of both directions' `in_batch`, as in CLIP: first to second, and back.
@@ -291,17 +291,16 @@ class MochiLoss(nn.Module):
             reduction: see `in_batch`.
             gathered: `first` and `second` of all processes.
             first_row: see `in_batch`.
-            own_negatives: those of the first side, which are of the second kind, and those of the
-                second side.
+            both_own_negatives: further negatives of each row of `first`, and of each of `second`.
             options: see `CallOptions`.
         """
-        if isinstance(own_negatives, Tensor):
+        if options.pop("own_negatives", None) is not None:
             raise InputError(
-                "own_negatives is one tensor, but the two directions need negatives of different"
-                " kinds: pass a tuple, those of `first` and those of `second`."
+                "own_negatives cannot serve both directions: pass both_own_negatives, a tuple of"
+                " those of `first` and those of `second`."
             )
         of_first, of_second = (None, None) if gathered is None else gathered
-        own_there, own_back = (None, None) if own_negatives is None else own_negatives
+        own_there, own_back = both_own_negatives or (None, None)
         there = self.in_batch(
             first,
             second,
@@ -437,7 +436,8 @@ class MochiLoss(nn.Module):
         assert self.filter_negatives is not None
         with torch.no_grad():
             false = self.filter_negatives(logits)
-        check_mask(false, *logits.real.shape, "the mask of filter_negatives")
+        batch, columns = logits.real.shape
+        check_mask(false, batch, columns, "the mask of filter_negatives")
         return false
 
     def _weighed(self, logits: Logits, exclude: Tensor | None) -> Any:
@@ -448,7 +448,7 @@ class MochiLoss(nn.Module):
     def extra_repr(self) -> str:
         """Return the text that print() shows: the paper's MoCHi (N, s, s')."""
         numbers = f"{self.num_hardest}, {self.num_pairs}, {self.num_with_query}"
-        temperature = self.temperature
+        temperature: Any = self.temperature
         if isinstance(temperature, Tensor):
             temperature = f"{as_number(temperature):.4g}, learnt"
         return f"MoCHi ({numbers}), temperature={temperature}"

@@ -190,7 +190,8 @@ def join(*plans: MixPlan) -> MixPlan:
             for plan, part in zip(plans, parts, strict=True)
         ]
         fields.append(torch.cat(present, dim=1))
-    return MixPlan(*fields, plans[0].vectors)
+    fields.append(plans[0].vectors)
+    return MixPlan(*fields)
 
 
 def _one_set_of_vectors(plans: tuple[MixPlan, ...]) -> tuple[MixPlan, ...]:
