@@ -105,9 +105,8 @@ def _member(
     setting: str, name: str, table: dict[str, Callable[..., Any]], own: Any, loss: LossConfig
 ) -> Any:
     if name == "own":
-        return _needed(
-            own, f"loss.{setting}", "filter_negatives" if setting == "filter" else setting
-        )
+        argument = "filter_negatives" if setting == "filter" else setting
+        return _needed(own, f"loss.{setting}", argument)
     if name == "none":
         return name
     settings = {each: RENAMED.get(each, each) for each in inspect.signature(table[name]).parameters}

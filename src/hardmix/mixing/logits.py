@@ -277,7 +277,7 @@ def _vector_logits(
     closed = ((1 - share) * of_base + share / temperature) / squared.clamp(
         min=torch.finfo(share.dtype).eps
     ).sqrt()
-    return torch.where(with_query, closed, synthetic)
+    return closed.where(with_query, synthetic)
 
 
 def dots(

@@ -301,25 +301,12 @@ class MochiLoss(nn.Module):
             )
         of_first, of_second = (None, None) if gathered is None else gathered
         own_there, own_back = both_own_negatives or (None, None)
+        both: dict[str, Any] = {"reduction": reduction, "first_row": first_row, **options}
         there = self.in_batch(
-            first,
-            second,
-            exclude,
-            reduction=reduction,
-            gathered=of_second,
-            first_row=first_row,
-            own_negatives=own_there,
-            **options,
+            first, second, exclude, gathered=of_second, own_negatives=own_there, **both
         )
         back = self.in_batch(
-            second,
-            first,
-            exclude,
-            reduction=reduction,
-            gathered=of_first,
-            first_row=first_row,
-            own_negatives=own_back,
-            **options,
+            second, first, exclude, gathered=of_first, own_negatives=own_back, **both
         )
         return (there + back) / 2
 

@@ -75,8 +75,9 @@ class LossConfig:
     """Weights of the real negatives: HCL (Robinson et al. 2021), hardness weighting (LLaVE), or a
     ring of percentiles (Wu et al. 2021)."""
     denominator: RunDenominator = setting("infonce", later=True)
-    """Eq. 1, or without the positive (decoupled, also with weighted positives), without the expected false negatives (debiased),
-    HCL as its authors train it, or with the hardness of a second temperature."""
+    """Eq. 1, or without the positive (decoupled; decoupled-weighted is DCLW), without the expected
+    false negatives (debiased), HCL as its authors train it, or with the hardness of a second
+    temperature."""
     filter: RunFilter = setting("none", name="filter of false negatives", later=True)
     """Leave out negatives above the positive's similarity minus loss.margin, above loss.share of
     it, or of the query's own cluster of images."""

@@ -37,7 +37,7 @@ class Own:
     """Your own objects, used in place of what the settings name."""
 
     trunk: nn.Module | None = None
-    mixing: OwnMixing = OwnMixing()
+    mixing: OwnMixing | None = None
     images: ImageSet | None = None
     views: Pipeline | Sequence[Pipeline] | None = None
     on_log: OnLog | None = None
