@@ -8,7 +8,8 @@ are negatives, and all receive gradients:
 Read in google-research/simclr (tf2/objective.py, model.py, run.py): both views pass the network in
 one batch, batch norm is over all processes, embeddings are gathered with their gradients, the head
 has batch norm after both layers. Its loss is the sum over the two views and so twice the paper's,
-which is used here; LARS does not notice. With `mix.*`, MoCHi's points are made from the hardest of
+which is used here: LARS scales a layer's step by its norm, but norms and biases, which it leaves to
+SGD, take steps half as long as there. With `mix.*`, MoCHi's points are made from the hardest of
 the 2 N - 2 negatives, as in `MochiLoss.in_batch`: points are constants, their parents are not.
 """
 
