@@ -21,7 +21,7 @@ from hardmix.runtime.distributed import broadcast, broadcast_text, is_main
 from hardmix.settings.saved import read_json
 
 FORMAT = 2
-BITS = 3
+BITS = 4
 """Raised when the same settings give other bits, as random numbers drawn in another way do; the
 causes stand in CHANGELOG. Runs of older versions go on, and say that they do so with other bits."""
 KEPT = 2
