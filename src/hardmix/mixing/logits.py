@@ -268,7 +268,7 @@ def _vector_logits(
     mixed = mixed.view(*base.shape, -1)
     # Opposite parents cancel out: a floor keeps their point and its gradient finite.
     length = torch.linalg.vector_norm(mixed, dim=-1).clamp_(min=torch.finfo(share.dtype).eps ** 0.5)
-    synthetic = torch.bmm(mixed, scaled.unsqueeze(2)).squeeze(2) / length
+    synthetic: Tensor = torch.bmm(mixed, scaled.unsqueeze(2)).squeeze(2) / length
     if with_query is None:
         return synthetic
     # h' with the query as a variable, by the same closed form as on a CPU.
@@ -277,7 +277,7 @@ def _vector_logits(
     closed = ((1 - share) * of_base + share / temperature) / squared.clamp(
         min=torch.finfo(share.dtype).eps
     ).sqrt()
-    return closed.where(with_query, synthetic)
+    return torch.where(with_query, closed, synthetic)
 
 
 def dots(
@@ -313,11 +313,11 @@ def _kinds(plan: MixPlan) -> tuple[int, int]:
 
     Every strategy here puts its pairs first. In any other plan each column may be of either kind.
     """
-    is_pair = plan.partner.numpy() >= 0
-    pairs = int(is_pair[0].sum())
-    if is_pair[:, :pairs].all() and not is_pair[:, pairs:].any():
+    partner = plan.partner.numpy()
+    pairs = int((partner[0] >= 0).sum())
+    if (partner[:, :pairs] >= 0).all() and (partner[:, pairs:] < 0).all():
         return pairs, pairs
-    return is_pair.shape[1], 0
+    return partner.shape[1], 0
 
 
 class _OtherPartners(NamedTuple):
@@ -336,7 +336,7 @@ def _other_partners(
 ) -> _OtherPartners:
     query, key = logits.embeddings.query.detach(), logits.embeddings.key.detach()
     between = to_query * logits.temperature
-    if not bool((mark < QUERY).any()):
+    if (mark.numpy() >= QUERY).all():
         with torch.enable_grad():
             own = (logits.scaled * query).sum(dim=1, keepdim=True)
             logit = own.expand_as(between)

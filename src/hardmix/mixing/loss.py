@@ -557,9 +557,9 @@ def _is_shorter(queue: MemoryQueue, own: Tensor | None, call: _Call) -> bool:
 
     In `torch.compile` every fill shall be one graph.
     """
-    compiling = torch.compiler.is_compiling()
-    usual = own is None and call.positives is None and not compiling
-    return usual and 2 <= queue.filled < len(queue)
+    if torch.compiler.is_compiling() or own is not None or call.positives is not None:
+        return False
+    return 2 <= queue.filled < len(queue)
 
 
 def _first_columns(mask: Tensor | None, number: int) -> Tensor | None:
