@@ -14,6 +14,7 @@ from hardmix import (
     QUERY,
     Candidates,
     Embeddings,
+    Logits,
     MixPlan,
     logits,
     materialize,
@@ -99,3 +100,10 @@ def by_plain_pytorch(
     synthetic = synthetic.masked_fill(plan.base < 0, -torch.inf)
     every = torch.cat([(query * key).sum(dim=1, keepdim=True), real, synthetic], dim=1)
     return -(every / temperature).log_softmax(dim=1)[:, 0]
+
+
+def logits_with(similarity, positive, temperature=0.25) -> Logits:
+    """Logits with these similarities, and no vectors behind them."""
+    real, nothing = similarity / temperature, similarity.new_empty(len(similarity), 0)
+    embeddings = Embeddings(nothing, nothing, similarity.new_empty(similarity.shape[1], 0))
+    return Logits(positive / temperature, real, real[:, :0], temperature, nothing, embeddings)
