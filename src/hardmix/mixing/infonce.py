@@ -357,8 +357,9 @@ def _exponentials(
     if sums.dense is not None:
         values, factor = torch.add(sums.dense[rows], values, alpha=factor, out=terms), 1.0
     if sums.exclude is not None:
-        hidden = -torch.inf if factor >= 0 else torch.inf
-        values = terms.copy_(values).masked_fill_(sums.exclude[rows], hidden)
+        # Multiplied first: a factor of 0 would make NaN of -inf.
+        values = terms.copy_(values) if factor == 1 else torch.mul(values, factor, out=terms)
+        values, factor = values.masked_fill_(sums.exclude[rows], -torch.inf), 1.0
     edge = values.amax(dim=1, keepdim=True) if factor >= 0 else values.amin(dim=1, keepdim=True)
     highest = edge * factor
     if extra.shape[1]:

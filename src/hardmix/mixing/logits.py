@@ -299,7 +299,7 @@ def row_dots(
     right_rows: Int[Tensor, "batch S"],
 ) -> Float[Tensor, "batch S"]:
     """Return the inner products of rows of two tables."""
-    first, second = left_rows.reshape(-1), right_rows.reshape(-1)
+    first, second = left_rows.contiguous().view(-1), right_rows.contiguous().view(-1)
     if _ROW_DOTS is not None:
         products: Tensor = _ROW_DOTS(left, right, second, second[:1], first, 0)
     else:

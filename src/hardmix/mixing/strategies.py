@@ -169,14 +169,15 @@ def plan_softmax_sampled(candidates: Candidates, *, sampling_temperature: float 
     cumulative, count = cumulative_softmax(logits), hardest.count.unsqueeze(1)
     num_pairs, num_with_query = candidates.num_pairs, candidates.num_with_query
 
-    first, second, alpha = candidates.uniform(3 * num_pairs).split(num_pairs, dim=1)
+    # Lists of widths: split(0) would give one part.
+    first, second, alpha = candidates.uniform(3 * num_pairs).split([num_pairs] * 3, dim=1)
     i = invert(cumulative, first.double(), count)
     j = invert_without(logits, second.double(), i, count)
     base = hardest.positions.gather(1, i).masked_fill(count < 2, NO_POINT)
     partner = hardest.positions.gather(1, j).clamp(min=0)
     pairs = MixPlan(base, partner, 1 - open_interval(alpha, 1.0))
 
-    which, beta = candidates.uniform(2 * num_with_query).split(num_with_query, dim=1)
+    which, beta = candidates.uniform(2 * num_with_query).split([num_with_query] * 2, dim=1)
     base = hardest.positions.gather(1, invert(cumulative, which.double(), count))
     return join(pairs, MixPlan(base, torch.full_like(base, QUERY), open_interval(beta, 0.5)))
 
