@@ -4,6 +4,7 @@ Differentiated by PyTorch. Every vector is made; points and weights are constant
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -66,6 +67,22 @@ def decoupled(of: Query, tau, weights=None) -> Tensor:
     return -torch.log(of.pos(tau) / of.neg(tau, weights))
 
 
+def of_each(formula: Callable[..., Tensor]) -> Callable[[list[Query], Tensor], Tensor]:
+    """The losses of a batch, by a formula for one query."""
+    return lambda batch, tau: torch.stack([formula(of, tau) for of in batch])
+
+
+def decoupled_weighted(batch: list[Query], tau, sigma=0.5) -> Tensor:
+    """DCLW: the weight of a positive is 2 - exp(q.k / sigma) over its mean in the batch."""
+    factors = torch.stack([torch.exp(of.q @ of.k / sigma) for of in batch]).detach()
+    losses = []
+    for of, factor in zip(batch, factors, strict=True):
+        weight = 2 - factor / factors.mean()
+        loss = -weight * (of.q @ of.k) / tau + torch.log(of.neg(tau))
+        losses.append(loss if of.count else 0 * of.q.sum())
+    return torch.stack(losses)
+
+
 def debiased(of: Query, tau, weights=None, tau_plus=0.1) -> Tensor:
     n = of.count
     total = (of.neg(tau, weights) - tau_plus * n * of.pos(tau)) / (1 - tau_plus)
@@ -109,8 +126,12 @@ def hardness_weights(of: Query, tau, alpha=9.0) -> list[float]:
 
 def ring_weights(of: Query, tau, low=90.0, high=99.0) -> list[float]:
     values = [float((of.q @ each).detach()) for each in of.negatives]
-    ranked = sorted(values, reverse=True)
+    return [float(slot in ring(values, low, high)) for slot in range(len(values))]
+
+
+def ring(values: list[float], low: float, high: float) -> list[int]:
+    """The slots between two percentiles; of equal values, the first slots rank higher."""
+    ranked = sorted(range(len(values)), key=lambda slot: (-values[slot], slot))
     outer = int(round(len(values) * (100 - low) / 100, 6))
     inner = int(round(outer * (100 - high) / (100 - low), 6))
-    ring = ranked[inner:outer]
-    return [float(any(abs(each - kept) < 1e-12 for kept in ring)) for each in values]
+    return ranked[inner:outer]

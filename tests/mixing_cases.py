@@ -8,7 +8,19 @@ from unittest.mock import patch
 import torch
 from hypothesis import strategies as st
 
-from hardmix import KEY, QUERY, MixPlan
+from hardmix import (
+    DENOMINATORS,
+    KEY,
+    QUERY,
+    Candidates,
+    Embeddings,
+    Logits,
+    MixPlan,
+    logits,
+    materialize,
+)
+from hardmix.mixing.family import loss_of_queries
+from hardmix.mixing.infonce import Contrast, outcome_of
 from reference import unit
 
 
@@ -53,3 +65,45 @@ def any_plan(draw):
     exclude = torch.rand(batch, width) < draw(st.sampled_from([0.0, 0.4, 1.0]))
     vectors = unit(batch, dim), unit(batch, dim), unit(width, dim)
     return *vectors, plan, exclude if draw(st.booleans()) else None
+
+
+def candidates(query, key, negatives, own=None, **options) -> Candidates:
+    """What a strategy may look at. This temperature changes no bit of a similarity and back."""
+    temperature = options.pop("temperature", 0.25)
+    embeddings = Embeddings(query, key, negatives, own)
+    real = logits(query, key, negatives, temperature=temperature, own=own).real
+    return Candidates(
+        logits=real.detach(), temperature=temperature, embeddings=embeddings, **options
+    )
+
+
+def family(query, key, negatives, plan=None, *, temperature, own=None, **options) -> Contrast:
+    """The loss of any member of the family from its pieces, with what it was made of."""
+    exclude, log_weights = options.pop("exclude", None), options.pop("log_weights", None)
+    denominator = options.pop("denominator", "infonce")
+    if isinstance(denominator, str):
+        denominator = DENOMINATORS[denominator]()
+    made = logits(query, key, negatives, plan, temperature=temperature, own=own)
+    per_query = loss_of_queries(denominator, made, exclude, log_weights, **options)
+    return outcome_of(per_query, made, exclude, log_weights, denominator.powers)
+
+
+def by_plain_pytorch(
+    query, key, negatives, plan, temperature, exclude=None, through_query=False
+) -> torch.Tensor:
+    """Eq. 1 of each query with every vector made, to be differentiated as often as one likes."""
+    constants = [key.detach(), negatives.detach()]
+    points = materialize(plan, query if through_query else query.detach(), *constants)
+    real, synthetic = query @ negatives.T, torch.einsum("bd,bsd->bs", query, points)
+    if exclude is not None:
+        real = real.masked_fill(exclude, -torch.inf)
+    synthetic = synthetic.masked_fill(plan.base < 0, -torch.inf)
+    every = torch.cat([(query * key).sum(dim=1, keepdim=True), real, synthetic], dim=1)
+    return -(every / temperature).log_softmax(dim=1)[:, 0]
+
+
+def logits_with(similarity, positive, temperature=0.25) -> Logits:
+    """Logits with these similarities, and no vectors behind them."""
+    real, nothing = similarity / temperature, similarity.new_empty(len(similarity), 0)
+    embeddings = Embeddings(nothing, nothing, similarity.new_empty(similarity.shape[1], 0))
+    return Logits(positive / temperature, real, real[:, :0], temperature, nothing, embeddings)

@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     from hardmix.evaluation.features import Features, TrainedEncoder, extract, load_encoder
     from hardmix.evaluation.knn import knn_accuracy
     from hardmix.evaluation.probe import probe_accuracy
-    from hardmix.mixing.denominators import (
-        DENOMINATORS,
-        Denominator,
-        debiased,
-        decoupled,
-        dual_temperature,
-        hcl,
-        infonce,
-        supcon_in,
-    )
     from hardmix.mixing.diagnostics import (
         FalseParents,
         NegativeMass,
@@ -41,55 +31,60 @@ if TYPE_CHECKING:
         synthetic_mass,
     )
     from hardmix.mixing.embedding_space import alignment, uniformity
-    from hardmix.mixing.filters import (
+    from hardmix.mixing.family import (
+        DENOMINATORS,
         FILTERS,
-        NegativeFilter,
-        above_positive,
-        same_labels,
-        share_of_positive,
-    )
-    from hardmix.mixing.gradient_cache import backward_in_chunks
-    from hardmix.mixing.infonce import Contrast, contrast
-    from hardmix.mixing.log_sums import WeightLine
-    from hardmix.mixing.loss import MochiLoss
-    from hardmix.mixing.masses import Masses
-    from hardmix.mixing.negative_weights import (
         WEIGHTS,
+        Denominator,
+        Masses,
+        NegativeFilter,
         NegativeWeights,
+        above_positive,
+        debiased,
+        decoupled,
+        decoupled_weighted,
+        dual_temperature,
         given_weights,
         hardness_weights,
+        hcl,
         hcl_weights,
         ring_weights,
+        same_labels,
+        share_of_positive,
+        supcon_in,
     )
+    from hardmix.mixing.gradient_cache import backward_in_chunks
+    from hardmix.mixing.infonce import Contrast, WeightLine, contrast, log_mass
+    from hardmix.mixing.logits import Embeddings, Logits, logits
+    from hardmix.mixing.loss import MochiLoss
     from hardmix.mixing.plans import (
         KEY,
         QUERY,
         VECTOR,
-        Embeddings,
         HardestNegatives,
         MixPlan,
-        Strategy,
         hardest_negatives,
-        mix_pairs,
-        mix_with_query,
+        materialize,
         plan_mochi,
     )
-    from hardmix.mixing.points import materialize
     from hardmix.mixing.queue import MemoryQueue
-    from hardmix.mixing.synco import plan_mixcse, plan_synco
+    from hardmix.mixing.strategies import (
+        STRATEGIES,
+        Candidates,
+        Strategy,
+        dropped_negatives,
+        plan_beta_weighted,
+        plan_fixed_percentage,
+        plan_mixcse,
+        plan_mixed_with_key,
+        plan_points,
+        plan_softmax_sampled,
+        plan_synco,
+    )
     from hardmix.mixing.transformations import (
         FeatureTransformation,
         extrapolated_positives,
         mixed_queue,
-    )
-    from hardmix.mixing.variants import (
-        STRATEGIES,
-        dropped_negatives,
-        plan_beta_weighted,
-        plan_fixed_percentage,
-        plan_mixed_with_key,
-        plan_ranked_by_key,
-        plan_softmax_sampled,
     )
     from hardmix.report.page import write_report
     from hardmix.runs.folder import Run
@@ -138,35 +133,30 @@ _HOME = {
     "evaluation.features": "Features TrainedEncoder extract load_encoder",
     "evaluation.knn": "knn_accuracy",
     "evaluation.probe": "probe_accuracy",
-    "mixing.denominators": (
-        "DENOMINATORS Denominator debiased decoupled dual_temperature hcl infonce supcon_in"
-    ),
     "mixing.diagnostics": (
         "FalseParents NegativeMass ProxyAccuracy false_negatives_top false_parents "
         "matching_probability negative_mass proxy_accuracy synthetic_mass"
     ),
     "mixing.embedding_space": "alignment uniformity",
-    "mixing.filters": "FILTERS NegativeFilter above_positive same_labels share_of_positive",
+    "mixing.family": (
+        "DENOMINATORS FILTERS WEIGHTS Denominator Masses NegativeFilter NegativeWeights "
+        "above_positive debiased decoupled decoupled_weighted dual_temperature given_weights "
+        "hardness_weights hcl hcl_weights ring_weights same_labels share_of_positive supcon_in"
+    ),
     "mixing.gradient_cache": "backward_in_chunks",
-    "mixing.infonce": "Contrast contrast",
-    "mixing.log_sums": "WeightLine",
+    "mixing.infonce": "Contrast WeightLine contrast log_mass",
+    "mixing.logits": "Embeddings Logits logits",
     "mixing.loss": "MochiLoss",
-    "mixing.masses": "Masses",
-    "mixing.negative_weights": (
-        "WEIGHTS NegativeWeights given_weights hardness_weights hcl_weights ring_weights"
-    ),
     "mixing.plans": (
-        "KEY QUERY VECTOR Embeddings HardestNegatives MixPlan Strategy hardest_negatives mix_pairs "
-        "mix_with_query plan_mochi"
+        "KEY QUERY VECTOR HardestNegatives MixPlan hardest_negatives materialize plan_mochi"
     ),
-    "mixing.points": "materialize",
     "mixing.queue": "MemoryQueue",
-    "mixing.synco": "plan_mixcse plan_synco",
-    "mixing.transformations": "FeatureTransformation extrapolated_positives mixed_queue",
-    "mixing.variants": (
-        "STRATEGIES dropped_negatives plan_beta_weighted plan_fixed_percentage "
-        "plan_mixed_with_key plan_ranked_by_key plan_softmax_sampled"
+    "mixing.strategies": (
+        "STRATEGIES Candidates Strategy dropped_negatives plan_beta_weighted "
+        "plan_fixed_percentage plan_mixcse plan_mixed_with_key plan_points plan_softmax_sampled "
+        "plan_synco"
     ),
+    "mixing.transformations": "FeatureTransformation extrapolated_positives mixed_queue",
     "report.page": "write_report",
     "runs.folder": "Run",
     "runtime.device": "Compute choose_compute",
@@ -200,6 +190,7 @@ __all__ = [
     "Accuracy",
     "Analysis",
     "ByolOptions",
+    "Candidates",
     "CmcOptions",
     "Co2Options",
     "Compute",
@@ -220,6 +211,7 @@ __all__ = [
     "KnnOptions",
     "LinearConfig",
     "LinearOptions",
+    "Logits",
     "LossConfig",
     "Masses",
     "MemoryQueue",
@@ -257,6 +249,7 @@ __all__ = [
     "contrast",
     "debiased",
     "decoupled",
+    "decoupled_weighted",
     "decreasing",
     "draw_shapes",
     "dropped_negatives",
@@ -273,13 +266,12 @@ __all__ = [
     "hcl",
     "hcl_weights",
     "import_weights",
-    "infonce",
     "knn_accuracy",
     "load_encoder",
+    "log_mass",
+    "logits",
     "matching_probability",
     "materialize",
-    "mix_pairs",
-    "mix_with_query",
     "mixed_queue",
     "mixing_started",
     "negative_mass",
@@ -290,7 +282,7 @@ __all__ = [
     "plan_mixcse",
     "plan_mixed_with_key",
     "plan_mochi",
-    "plan_ranked_by_key",
+    "plan_points",
     "plan_softmax_sampled",
     "plan_synco",
     "pretrain",

@@ -15,10 +15,23 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from hardmix import KEY, QUERY, VECTOR, MixPlan, MochiLoss, contrast, debiased, dual_temperature
+from hardmix import (
+    KEY,
+    QUERY,
+    VECTOR,
+    MixPlan,
+    MochiLoss,
+    contrast,
+    debiased,
+    decoupled_weighted,
+    dual_temperature,
+    hardness_weights,
+    hcl,
+    hcl_weights,
+    ring_weights,
+)
 from hardmix.mixing import transformations
-from hardmix.mixing.denominators import hcl
-from hardmix.mixing.negative_weights import hardness_weights, hcl_weights, ring_weights
+from mixing_cases import family
 
 PUBLISHED = {
     "hcl 1.0 0.1": (2.679461480871, [0.281777582477, -0.346143268389, 0.041819704778,
@@ -89,7 +102,7 @@ def simclr(first, second, **options):
     query, key = torch.cat([first, second]), torch.cat([second, first])
     other = ~torch.eye(len(query), dtype=torch.bool)
     exclude = ~(other & other.roll(len(first), dims=1))
-    return contrast(query, key, query, exclude=exclude, **options).loss
+    return family(query, key, query, exclude=exclude, **options).loss
 
 
 def assert_published(name, loss, first):
@@ -129,7 +142,7 @@ def test_decoupled():
     exclude = torch.eye(5, dtype=torch.bool).repeat(1, 2)
     negatives = torch.cat([first, second])
     options = {"exclude": exclude, "temperature": 0.1, "denominator": "decoupled"}
-    assert_published("decoupled", contrast(first, second, negatives, **options).loss, first)
+    assert_published("decoupled", family(first, second, negatives, **options).loss, first)
 
 
 def test_decoupled_in_lightly():
@@ -147,13 +160,32 @@ def test_decoupled_in_lightly():
         torch.testing.assert_close(mine, other)
 
 
+@pytest.mark.parametrize("sigma", [0.5, 0.2])
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")  # theirs
+def test_weighted_decoupled_in_lightly(sigma):
+    module = pytest.importorskip("lightly.loss", reason="pip install 'hardmix[examples]'")
+    first, second = views()
+    theirs = module.DCLWLoss(temperature=0.1, sigma=sigma)(first, second)
+    denominators = [decoupled_weighted(sigma)] + ["decoupled-weighted"] * (sigma == 0.5)
+    for denominator in denominators:
+        options = {"temperature": 0.1, "denominator": denominator}
+        ours = simclr(normalize(first, dim=1), normalize(second, dim=1), **options)
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+        for mine, other in zip(
+            torch.autograd.grad(ours, [first, second]),
+            torch.autograd.grad(theirs, [first, second], retain_graph=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("factor", [10, 3])
 def test_dual_temperature(factor):
     first, second = views()
     loss = MochiLoss(5, 0, 0, 0.1, denominator=dual_temperature(factor))
     own = torch.eye(5, dtype=torch.bool)
     options = {"exclude": own, "temperature": 0.1, "denominator": loss.denominator}
-    assert_published(f"dual {factor}", contrast(first, second, second, **options).loss, first)
+    assert_published(f"dual {factor}", family(first, second, second, **options).loss, first)
 
 
 @pytest.mark.parametrize("mode", ["in_batch_negatives", "hard_negatives", "all_negatives"])

@@ -1,25 +1,33 @@
 """Eq. 1 and 2 with synthetic points: the closed form against its definition."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy, normalize
 
-import hardmix.mixing.infonce
 from hardmix import (
     QUERY,
     STRATEGIES,
-    Embeddings,
     InputError,
+    MemoryQueue,
     MixPlan,
+    MochiLoss,
     contrast,
+    log_mass,
+    logits,
     materialize,
     plan_mochi,
+    plan_points,
 )
-from mixing_cases import any_plan, device_path
+from hardmix.integrations.two_tower import TwoTowerLoss
+from hardmix.mixing.infonce import infonce
+from hardmix.mixing.logits import by_coefficients, by_vectors, with_points
+from hardmix.mixing.ranking import row_chunks
+from mixing_cases import any_plan, by_plain_pytorch, candidates, device_path
 from reference import loss_and_gradient, unit
 
 
@@ -104,7 +112,9 @@ def test_similarities_are_reported_before_the_temperature_and_detached():
     assert torch.allclose(outcome.positive, (query * key).sum(dim=1))
     assert torch.allclose(outcome.real, query @ negatives.T)
     assert torch.allclose(outcome.synthetic, torch.einsum("bd,bsd->bs", query, points))
-    assert not any(part.requires_grad for part in outcome[2:])
+    rest = [part for part in outcome[2:] if isinstance(part, torch.Tensor)]
+    assert len(rest) >= 3
+    assert not any(part.requires_grad for part in rest)
 
 
 def test_an_excluded_negative_takes_no_part_but_is_still_reported():
@@ -176,7 +186,7 @@ def test_nearly_opposite_parents_keep_their_digits(gap):
 def test_without_pytorchs_private_operation_the_numbers_are_the_same(monkeypatch):
     query, key, negatives, plan = one_case()
     expected = contrast(query, key, negatives, plan, temperature=0.2)
-    monkeypatch.setattr("hardmix.mixing.closed_form._ROW_DOTS", None)
+    monkeypatch.setattr("hardmix.mixing.logits._ROW_DOTS", None)
     found = contrast(query, key, negatives, plan, temperature=0.2)
     assert torch.allclose(found.synthetic, expected.synthetic, atol=1e-14)
     assert torch.allclose(found.per_query, expected.per_query, atol=1e-13)
@@ -256,8 +266,11 @@ def test_chunking_changes_no_number(monkeypatch):
         return outcome.per_query, *torch.autograd.grad(outcome.loss, [query, negatives])
 
     whole = both()
-    monkeypatch.setattr("hardmix.mixing.ranking.CHUNK_ELEMENTS", 2 * 200)
-    monkeypatch.setattr("hardmix.mixing.closed_form.CHUNK_PAIRS", 7)
+    # Two rows at a time, one of them in the cache, seven pairs at a time.
+    monkeypatch.setattr("hardmix.mixing.infonce.row_chunks", partial(row_chunks, elements=2 * 200))
+    monkeypatch.setattr("hardmix.mixing.infonce.CACHE_ELEMENTS", 200)
+    monkeypatch.setattr("hardmix.mixing.logits._ROW_DOTS", None)
+    monkeypatch.setattr("hardmix.mixing.logits.CHUNK_PAIRS", 7)
     assert all(torch.allclose(a, b, atol=1e-14) for a, b in zip(whole, both(), strict=True))
 
 
@@ -267,43 +280,62 @@ def test_overwriting_changes_no_number(masked):
     exclude = torch.rand(6, 200) < 0.2 if masked else None
 
     def both(overwrite: bool):
-        outcome = contrast(
-            query, key, negatives, plan, temperature=0.2, exclude=exclude, overwrite=overwrite
-        )
-        return outcome, outcome.per_query, *torch.autograd.grad(outcome.loss, query)
+        made = logits(query, key, negatives, plan, temperature=0.2)
+        before = made.real.detach().clone()
+        per_query = infonce(made.positive, log_mass(made, exclude, overwrite=overwrite))
+        assert torch.equal(made.real, before) is not overwrite
+        return per_query, *torch.autograd.grad(per_query.mean(), query)
 
-    kept, overwritten = both(False), both(True)
-    assert kept[0].real.shape == (6, 200)
-    assert overwritten[0].real.shape == (6, 0)
-    assert all(torch.equal(a, b) for a, b in zip(kept[1:], overwritten[1:], strict=True))
+    outcome = contrast(query, key, negatives, plan, temperature=0.2, exclude=exclude)
+    assert outcome.real.shape == (6, 200)
+    assert torch.equal(both(False)[0], outcome.per_query)
+    assert all(torch.equal(a, b) for a, b in zip(both(False), both(True), strict=True))
 
 
-def test_given_similarities_and_computed_ones_agree():
+def test_points_added_to_logits_that_are_there_change_no_bit():
     query, key, negatives, plan = one_case(torch.float32)
-    similarity = (query @ negatives.T).detach()
-    a = contrast(query, key, negatives, plan, temperature=0.2)
-    b = contrast(query, key, negatives, plan, temperature=0.2, similarity=similarity)
-    assert torch.equal(a.per_query, b.per_query)
+    at_once = logits(query, key, negatives, plan, temperature=0.2)
+    added = with_points(logits(query, key, negatives, temperature=0.2), plan)
+    a, b = (infonce(each.positive, log_mass(each)) for each in (at_once, added))
+    assert torch.equal(a, b)
+    assert torch.equal(a, contrast(query, key, negatives, plan, temperature=0.2).per_query)
+
+
+@settings(max_examples=150)
+@given(any_plan(), st.booleans(), st.booleans())
+def test_both_ways_from_a_plan_to_logits_are_its_vectors(case, with_own, through_query):
+    query, key, negatives, plan, _ = case
+    assume(plan.base.shape[1] > 0)
+    own = None
+    if with_own and len(negatives) > 2:  # the last negatives are those of each query's own
+        own = negatives[-2:].expand(len(query), -1, -1)
+        negatives = negatives[:-2]
+    raw = (3 * query).requires_grad_()
+    query = normalize(raw, dim=1)
+    made = logits(query, key, negatives, temperature=0.2, own=own)
+    coefficients, points = by_coefficients(made, plan, through_query)
+    vectors, none = by_vectors(made, plan, through_query)
+    assert none is None
+    table = negatives if own is None else torch.cat([negatives, own[0]])
+    explicit = materialize(plan, query if through_query else query.detach(), key, table)
+    explicit = torch.einsum("bd,bsd->bs", query, explicit) / 0.2
+    there = plan.base >= 0
+    factor = torch.randn(there.shape, dtype=torch.float64) * there
+    linear = points.logits(made.real)
+    for found in (coefficients, linear.detach(), vectors.detach()):
+        torch.testing.assert_close(found[there], explicit[there].detach(), rtol=1e-9, atol=1e-9)
+    expected, *gradients = (
+        torch.autograd.grad((factor * each).sum(), raw, retain_graph=True)[0]
+        for each in (explicit, linear, vectors)
+    )
+    for gradient in gradients:
+        torch.testing.assert_close(gradient, expected, rtol=1e-7, atol=1e-8)
 
 
 def test_nothing_is_tracked_without_grad():
     query, key, negatives, plan = one_case()
     with torch.no_grad():
         assert not contrast(query, key, negatives, plan, temperature=0.2).loss.requires_grad
-
-
-def reference_loss(query, key, negatives, plan, temperature, through_query=False):
-    """Eq. 1 with every vector made, for PyTorch to differentiate as often as one likes."""
-    points = materialize(plan, query if through_query else query.detach(), key, negatives)
-    logits = torch.cat(
-        [
-            (query * key).sum(dim=1, keepdim=True),
-            query @ negatives.T,
-            torch.einsum("bd,bsd->bs", query, points),
-        ],
-        dim=1,
-    )
-    return -(logits / temperature).log_softmax(dim=1)[:, 0]
 
 
 @pytest.mark.parametrize("through_query", [False, True])
@@ -322,9 +354,152 @@ def test_second_derivatives_are_autograds(of, through_query):
 
     options = {"temperature": tau, "through_query": through_query}
     ours = twice(contrast(normalize(raw, dim=1), key, negatives, plan, **options).per_query)
-    made = reference_loss(normalize(raw, dim=1), key, negatives, plan, tau, through_query)
-    theirs = twice(made)
+    unit_query = normalize(raw, dim=1)
+    theirs = twice(
+        by_plain_pytorch(unit_query, key, negatives, plan, tau, through_query=through_query)
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+class Recorded:
+    """MoCHi's strategy, which keeps its plans."""
+
+    def __init__(self) -> None:
+        self.plans: list[MixPlan] = []
+
+    def __call__(self, candidates):
+        self.plans.append(plan_points(candidates))
+        return self.plans[-1]
+
+
+def in_batch_by_plain_pytorch(query, key, plan, temperature):
+    own_key = torch.eye(len(query), dtype=torch.bool)
+    unit_query, unit_key = normalize(query, dim=1), normalize(key, dim=1)
+    return by_plain_pytorch(unit_query, unit_key, unit_key, plan, temperature, own_key).mean()
+
+
+def with_both_in_the_negatives(first, second):
+    query, key = normalize(first, dim=1), normalize(second, dim=1)
+    negatives = torch.cat([query, key])
+    plan = plan_mochi(query @ negatives.T, num_hardest=8, num_pairs=6, num_with_query=4)
+    ours = contrast(query, key, negatives, plan, temperature=0.2).loss
+    return ours, by_plain_pytorch(query, key, negatives, plan, 0.2).mean()
+
+
+def with_normalised_keys_as_negatives(first, second):
+    strategy, query, key = Recorded(), normalize(first, dim=1), normalize(second, dim=1)
+    loss = MochiLoss(8, 6, 4, strategy=strategy)
+    ours = loss(query, key, key, normalised=True)
+    return ours, by_plain_pytorch(query, key, key, strategy.plans[0], 0.2).mean()
+
+
+def in_batch(first, second):
+    strategy = Recorded()
+    ours = MochiLoss(8, 6, 4, strategy=strategy).in_batch(first, second)
+    return ours, in_batch_by_plain_pytorch(first, second, strategy.plans[0], 0.2)
+
+
+def in_both_directions(first, second, make):
+    strategy = Recorded()
+    ours = make(strategy)(first, second)
+    there, back = strategy.plans
+    there = in_batch_by_plain_pytorch(first, second, there, 0.2)
+    return ours, (there + in_batch_by_plain_pytorch(second, first, back, 0.2)) / 2
+
+
+def symmetric(first, second):
+    return in_both_directions(
+        first, second, lambda each: MochiLoss(8, 6, 4, strategy=each).symmetric
+    )
+
+
+def two_towers(first, second):
+    counts = {"num_hardest": 8, "num_pairs": 6, "num_with_query": 4}
+    scale = torch.tensor(5.0, dtype=torch.float64)
+    return in_both_directions(
+        first,
+        second,
+        lambda each: partial(TwoTowerLoss(strategy=each, **counts), logit_scale=scale),
+    )
+
+
+SHARED = {
+    "contrast(q, k, cat([q, k]))": with_both_in_the_negatives,
+    "normalised=True": with_normalised_keys_as_negatives,
+    "in_batch": in_batch,
+    "symmetric": symmetric,
+    "TwoTowerLoss": two_towers,
+}
+
+
+@pytest.mark.parametrize("one_piece", [False, True])
+@pytest.mark.parametrize("name", SHARED)
+def test_derivatives_with_a_graph_where_key_and_negatives_share_a_tensor(name, one_piece):
+    inputs = [torch.randn(9, 16, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    with device_path(one_piece):
+        ours, theirs = SHARED[name](*inputs)
+        once = torch.autograd.grad(ours, inputs, retain_graph=True)
+        first = torch.autograd.grad(ours, inputs, create_graph=True)
+        expected = torch.autograd.grad(theirs, inputs, create_graph=True)
+        torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=0)
+        torch.testing.assert_close(first, once, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(first, expected, rtol=1e-12, atol=1e-13)
+        second, expected = (
+            torch.autograd.grad(
+                sum(each.square().sum() for each in gradients), inputs, retain_graph=True
+            )
+            for gradients in (first, expected)
+        )
+    torch.testing.assert_close(second, expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("one_piece", [False, True])
+def test_second_derivatives_of_a_query_without_allowed_negatives_are_zero(one_piece):
+    query, key, negatives, _ = one_case()
+    exclude = torch.rand(6, 200) < 0.3
+    exclude[2] = True
+    options = {"num_hardest": 50, "num_pairs": 80, "num_with_query": 40, "exclude": exclude}
+    plan = plan_mochi(query.detach() @ negatives.T, **options)
+
+    def twice(per_query):
+        (gradient,) = torch.autograd.grad(per_query.sum(), query, create_graph=True)
+        return gradient.detach(), *torch.autograd.grad(gradient.square().sum(), query)
+
+    with device_path(one_piece):
+        outcome = contrast(query, key, negatives, plan, temperature=0.2, exclude=exclude)
+        ours = twice(outcome.per_query)
+    there = torch.arange(6) != 2
+    parts = MixPlan(*(part[there] for part in plan[:3]))
+    rest = query[there], key[there], negatives, parts, 0.2, exclude[there]
+    theirs = twice(by_plain_pytorch(*rest))
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+    assert all((each[2] == 0).all() for each in ours)
+
+
+@pytest.mark.parametrize("one_piece", [False, True])
+def test_a_second_backward_pass_gives_the_same_gradient(one_piece):
+    vectors = one_case()
+    query, key, negatives, plan = [part.requires_grad_() for part in vectors[:3]] + [vectors[3]]
+    with device_path(one_piece):
+        loss = contrast(query, key, negatives, plan, temperature=0.2).loss
+        first = torch.autograd.grad(loss, [query, key, negatives], retain_graph=True)
+        second = torch.autograd.grad(loss, [query, key, negatives])
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("strategy", ["mochi", "synco"])
+def test_the_queue_may_be_written_between_the_loss_and_its_backward_pass(strategy):
+    raw = torch.randn(6, 16, requires_grad=True)
+    key, keys = torch.randn(6, 16), torch.randn(90, 16)
+    gradients = []
+    for written in (False, True):
+        memory = MemoryQueue.prefilled(keys)
+        generator = torch.Generator().manual_seed(1)
+        loss = MochiLoss(20, 30, 10, strategy=strategy)(raw, key, memory, generator=generator)
+        if written:
+            memory.enqueue(torch.randn(90, 16))
+        gradients.append(torch.autograd.grad(loss, raw)[0])
+    assert torch.equal(*gradients)
 
 
 def test_a_second_derivative_after_the_queue_was_overwritten_is_refused():
@@ -369,7 +544,7 @@ def test_compiled_equals_eager():
     query, key, negatives, plan = one_case(torch.float32)
 
     def step(q):
-        return hardmix.contrast(q, key, negatives, plan, temperature=0.2, check=False).loss
+        return contrast(q, key, negatives, plan, temperature=0.2).loss
 
     compiled = torch.compile(step, backend="aot_eager")
     (ours,) = torch.autograd.grad(compiled(query), query)
@@ -381,13 +556,10 @@ def test_compiled_equals_eager():
 def test_every_strategys_plan_is_evaluated_exactly(name):
     query, key, negatives = unit(3, 8), unit(3, 8), unit(40, 8)
     exclude = torch.rand(3, 40) < 0.3
-    plan = STRATEGIES[name](
-        query @ negatives.T,
-        num_hardest=12,
-        num_pairs=10,
-        num_with_query=6,
-        exclude=exclude,
-        embeddings=Embeddings(query, key, negatives),
+    chosen = STRATEGIES[name]
+    counts = {"num_hardest": 12, "num_pairs": 10, "num_with_query": 6}
+    plan = chosen.strategy(
+        candidates(query, key, negatives, exclude=exclude, rank_by=chosen.rank_by, **counts)
     )
     expected, _ = loss_and_gradient(query, key, negatives, plan, 0.2, exclude)
     ours = contrast(query, key, negatives, plan, temperature=0.2, exclude=exclude).per_query

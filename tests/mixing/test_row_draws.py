@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hardmix.mixing.plans import HardestNegatives, uniform_numbers
-from hardmix.mixing.row_draws import uniform_rows
+from hardmix.mixing.random_draws import uniform_rows
 from hardmix.runtime.random_numbers import seed_of
 from pretended_gpu import pretended_gpu
 

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from hardmix import (
     KEY,
     QUERY,
-    Embeddings,
+    Candidates,
     FeatureTransformation,
     InputError,
     MemoryQueue,
@@ -24,17 +24,17 @@ from hardmix import (
     plan_mixcse,
     plan_synco,
 )
+from mixing_cases import candidates
 from reference import loss_and_gradient, unit
 
 COUNTS = {"num_hardest": 12, "num_pairs": 6, "num_with_query": 5}
 MORE = {"num_extrapolated": 7, "num_perturbed": 3, "num_adversarial": 4, "num_noisy": 2}
 
 
-def one_plan(exclude=None, **counts):
-    query, key, negatives = unit(4, 9), unit(4, 9), unit(40, 9)
-    vectors = Embeddings(query, key, negatives)
-    plan = plan_synco(query @ negatives.T, exclude=exclude, embeddings=vectors, **counts)
-    return *vectors, plan
+def one_plan(exclude=None, **options):
+    vectors = unit(4, 9), unit(4, 9), unit(40, 9)
+    counts = {name: options.pop(name) for name in COUNTS}
+    return *vectors, plan_synco(candidates(*vectors, exclude=exclude, **counts), **options)
 
 
 def test_each_of_the_six_kinds_is_its_formula():
@@ -109,7 +109,8 @@ def test_synco_makes_its_points_also_without_mochis():
 
 def test_mixcse_mixes_a_fifth_of_the_key_into_negatives():
     query, key, negatives = unit(4, 9), unit(4, 9), unit(40, 9)
-    plan = plan_mixcse(query @ negatives.T, num_hardest=40, num_pairs=0, num_with_query=8)
+    counts = {"num_hardest": 40, "num_pairs": 0, "num_with_query": 8}
+    plan = plan_mixcse(candidates(query, key, negatives, **counts))
     assert (plan.partner == KEY).all()
     points = materialize(plan, query, key, negatives)
     expected = normalize(0.2 * key.unsqueeze(1) + 0.8 * negatives[plan.base], dim=-1)
@@ -146,9 +147,10 @@ def test_a_mix_with_an_excluded_negative_is_excluded():
 def test_without_mixing_a_transformation_changes_no_bit():
     query, key, memory = torch.randn(6, 16), torch.randn(6, 16), MemoryQueue.prefilled(unit(90, 16))
     plain = MochiLoss(20, 0, 0)(query, key, memory)
-    for chosen in ("feature-transformation", FeatureTransformation(None, None)):
-        mix = not isinstance(chosen, str)
-        assert torch.equal(MochiLoss(20, 0, 0, strategy=chosen)(query, key, memory, mix=mix), plain)
+    named = MochiLoss(20, 0, 0, strategy="feature-transformation")
+    assert torch.equal(named(query, key, memory, mix=False), plain)
+    nothing = MochiLoss(20, 0, 0, transformation=FeatureTransformation(None, None))
+    assert torch.equal(nothing(query, key, memory), plain)
 
 
 @pytest.mark.parametrize(
@@ -158,10 +160,13 @@ def test_without_mixing_a_transformation_changes_no_bit():
         (lambda: one_plan(**COUNTS, sigma=0.0), r"sigma=0.0.*above 0.*0.01"),
         (lambda: FeatureTransformation(positive_alpha=0.0), r"positive_alpha=0.0.*above 0"),
         (
-            lambda: plan_synco(unit(4, 40), **COUNTS),
-            r"embeddings=None.*num_adversarial and num_noisy",
+            lambda: plan_synco(Candidates(logits=unit(4, 40), **COUNTS)),
+            r"embeddings=None.*'synco' with noisy or adversarial points",
         ),
-        (lambda: plan_mixcse(unit(4, 40), **COUNTS, share=1.0), r"share=1.0.*between 0 and 1"),
+        (
+            lambda: plan_mixcse(Candidates(logits=unit(4, 40), **COUNTS), share=1.0),
+            r"share=1.0.*between 0 and 1",
+        ),
     ],
 )
 def test_bad_arguments_are_refused_in_words(make, words):

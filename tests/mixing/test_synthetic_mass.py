@@ -5,21 +5,30 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardmix import Embeddings, contrast, plan_mochi, plan_synco
-from hardmix.mixing.denominators import hcl
-from hardmix.mixing.diagnostics import negative_mass, synthetic_mass
-from hardmix.mixing.infonce import Contrast
+from hardmix import (
+    Contrast,
+    MixPlan,
+    contrast,
+    hcl,
+    negative_mass,
+    plan_mochi,
+    plan_synco,
+    synthetic_mass,
+)
+from mixing_cases import candidates, family
 from reference import unit
 
 
-def outcome_of(batch: int, real: int, points: int, seed: int) -> Contrast:
+def outcome_of(batch: int, real: int, points: int, seed: int, temperature: float = 0.2) -> Contrast:
     generator = torch.Generator().manual_seed(seed)
     positive, negatives, synthetic = (
         2 * torch.rand(shape, generator=generator) - 1
         for shape in ((batch,), (batch, real), (batch, points))
     )
-    nothing = torch.zeros(())
-    return Contrast(nothing, torch.zeros(batch), positive, negatives, synthetic)
+    rows = torch.zeros(batch, points, dtype=torch.int64)
+    plan = MixPlan(rows, rows, torch.full((batch, points), 0.5))
+    losses = torch.zeros(()), torch.zeros(batch)
+    return Contrast(*losses, positive, negatives, synthetic, temperature, plan=plan)
 
 
 @given(
@@ -30,11 +39,11 @@ def outcome_of(batch: int, real: int, points: int, seed: int) -> Contrast:
     seed=st.integers(0, 99),
 )
 def test_it_is_the_softmax_over_key_negatives_and_points(batch, real, points, temperature, seed):
-    outcome = outcome_of(batch, real, points, seed)
+    outcome = outcome_of(batch, real, points, seed, temperature)
     logits = torch.cat([outcome.positive[:, None], outcome.real, outcome.synthetic], dim=1)
     shares = (logits.double() / temperature).softmax(dim=1)
     expected = shares[:, 1 + real :].sum(dim=1).mean()
-    assert float(synthetic_mass(outcome, temperature)) == pytest.approx(float(expected), abs=1e-5)
+    assert float(synthetic_mass(outcome)) == pytest.approx(float(expected), abs=1e-5)
 
 
 def test_excluded_negatives_hold_nothing():
@@ -42,19 +51,21 @@ def test_excluded_negatives_hold_nothing():
     exclude = torch.zeros(3, 4, dtype=torch.bool)
     exclude[:, 1:] = True
     fewer = outcome._replace(real=outcome.real[:, :1])
-    assert torch.equal(synthetic_mass(outcome, 0.2, exclude), synthetic_mass(fewer, 0.2))
+    masked = outcome._replace(exclude=exclude)
+    assert torch.equal(synthetic_mass(masked), synthetic_mass(fewer))
 
 
 def test_mass_by_kind_adds_up_and_points_at_what_the_loss_looks_at():
     query, key, negatives = unit(5, 9), unit(5, 9), unit(60, 9)
-    vectors = Embeddings(query, key, negatives)
-    plan = plan_synco(
-        query @ negatives.T, num_hardest=20, num_pairs=6, num_with_query=5, embeddings=vectors
-    )
+    counts = {"num_hardest": 20, "num_pairs": 6, "num_with_query": 5}
+    plan = plan_synco(candidates(query, key, negatives, **counts))
     outcome = contrast(query, key, negatives, plan, temperature=0.2)
-    mass = negative_mass(outcome, plan, 0.2, ranks=(1, 3, 10_000))
-    assert float(sum(mass.kinds.values())) == pytest.approx(float(synthetic_mass(outcome, 0.2)))
-    assert float(mass.points) == pytest.approx(float(synthetic_mass(outcome, 0.2)))
+    mass = negative_mass(outcome, ranks=(1, 3, 10_000))
+    assert float(sum(mass.kinds.values())) == pytest.approx(float(synthetic_mass(outcome)))
+    assert float(mass.points) == pytest.approx(float(synthetic_mass(outcome)))
+    every = torch.cat([outcome.positive[:, None], outcome.real, outcome.synthetic], dim=1)
+    held = (every / 0.2).softmax(dim=1)[:, 61:].sum(dim=1).mean()
+    assert float(mass.points) == pytest.approx(float(held))
     assert mass.kinds["key"] == 0
     assert all(mass.kinds[name] > 0 for name in ("pairs", "query", "beyond", "vector"))
     both = torch.cat([outcome.real, outcome.synthetic], dim=1)
@@ -68,12 +79,14 @@ def test_mass_by_kind_adds_up_and_points_at_what_the_loss_looks_at():
 
 def test_equally_hard_negatives_all_count_and_weights_and_masks_are_seen():
     key = torch.eye(4, dtype=torch.float64)[:1]
-    outcome = contrast(key, key, torch.eye(4, dtype=torch.float64)[1:], temperature=0.2)
-    assert float(negative_mass(outcome, None, 0.2).effective) == pytest.approx(3)
+    vectors = key, key, torch.eye(4, dtype=torch.float64)[1:]
+    outcome = contrast(*vectors, temperature=0.2)
+    assert float(negative_mass(outcome).effective) == pytest.approx(3)
     exclude = torch.tensor([[True, False, False]])
-    assert float(negative_mass(outcome, None, 0.2, exclude).effective) == pytest.approx(2)
+    masked = contrast(*vectors, temperature=0.2, exclude=exclude)
+    assert float(negative_mass(masked).effective) == pytest.approx(2)
     only = torch.tensor([[0.0, -torch.inf, -torch.inf]]).double()
-    weighted = negative_mass(outcome, None, 0.2, log_weights=only)
+    weighted = negative_mass(family(*vectors, temperature=0.2, log_weights=only))
     assert float(weighted.effective) == pytest.approx(1)
     assert weighted.kinds == {}
 
@@ -89,7 +102,7 @@ def test_the_mass_of_hcls_denominator_has_its_weights_in_it(beta, seed, hide):
     plan = plan_mochi(
         query @ negatives.T, num_hardest=9, num_pairs=5, num_with_query=3, exclude=exclude
     )
-    outcome = contrast(
+    outcome = family(
         query,
         key,
         negatives,
@@ -98,7 +111,7 @@ def test_the_mass_of_hcls_denominator_has_its_weights_in_it(beta, seed, hide):
         exclude=exclude,
         denominator=hcl(beta, tau_plus=0.0),
     )
-    mass = negative_mass(outcome, plan, 0.2, exclude, beta=beta)
+    mass = negative_mass(outcome)
     shares = []
     for row in range(4):
         kept = [c for c in range(30) if exclude is None or not exclude[row, c]]
@@ -113,8 +126,9 @@ def test_the_mass_of_hcls_denominator_has_its_weights_in_it(beta, seed, hide):
 
 def test_a_query_without_negatives_holds_no_mass_under_hcls_denominator():
     key = torch.eye(3, dtype=torch.float64)[:1]
-    outcome = contrast(key, key, torch.eye(3, dtype=torch.float64)[1:], temperature=0.2)
     everything = torch.ones(1, 2, dtype=torch.bool)
-    mass = negative_mass(outcome, None, 0.2, everything, beta=1.0)
+    vectors = key, key, torch.eye(3, dtype=torch.float64)[1:]
+    outcome = family(*vectors, temperature=0.2, exclude=everything, denominator=hcl(1.0))
+    mass = negative_mass(outcome)
     assert float(mass.points) == 0
     assert all(float(each) == 0 for each in mass.top.values())

@@ -12,8 +12,8 @@ from hardmix import (
     KEY,
     QUERY,
     STRATEGIES,
+    Candidates,
     Embeddings,
-    FeatureTransformation,
     MochiLoss,
     contrast,
     dropped_negatives,
@@ -22,11 +22,12 @@ from hardmix import (
     plan_fixed_percentage,
     plan_mixed_with_key,
     plan_mochi,
-    plan_ranked_by_key,
+    plan_points,
     plan_softmax_sampled,
 )
 from hardmix.settings.named_choices import StrategyName
 from hardmix.settings.schedules import decreasing
+from mixing_cases import candidates
 from reference import unit
 
 SIZES = {"num_hardest": 20, "num_pairs": 30, "num_with_query": 15}
@@ -46,13 +47,28 @@ def test_the_menu_and_the_table_name_the_same_strategies():
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(("num_pairs", "num_with_query"), [(0, 0), (0, 1), (1, 0), (1, 1), (0, 5)])
+def test_any_number_of_points_of_either_kind_may_be_asked_for(name, num_pairs, num_with_query):
+    _, embeddings = a_case(batch=3, width=40)
+    loss = MochiLoss(20, num_pairs, num_with_query, strategy=name)
+    outcome, plan = loss.contrast(*embeddings[:3])
+    transformed = STRATEGIES[name].transformation is not None
+    number = 0 if transformed else num_pairs + num_with_query + 448 * (name == "synco")
+    assert outcome.synthetic.shape == (3, number)
+    assert outcome.loss.isfinite()
+    assert number == 0 or plan.base.shape == (3, number)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
 @given(seed=st.integers(0, 1000), hidden=st.sampled_from([0.0, 0.9, 0.99, 1.0]))
 def test_no_strategy_touches_an_excluded_negative(name, seed, hidden):
     torch.manual_seed(seed)
-    similarity, embeddings = a_case(batch=3, width=40)
+    _, embeddings = a_case(batch=3, width=40)
     exclude = torch.rand(3, 40) < hidden
-    plan = STRATEGIES[name](similarity, **SIZES, exclude=exclude, embeddings=embeddings)
-    transformed = isinstance(STRATEGIES[name], FeatureTransformation)
+    chosen = STRATEGIES[name]
+    options = {**SIZES, "exclude": exclude, "rank_by": chosen.rank_by}
+    plan = chosen.strategy(candidates(*embeddings, **options))
+    transformed = chosen.transformation is not None
     assert plan.base.shape == (3, 0 if transformed else 45 + 448 * (name == "synco"))
     for row in range(3):
         made = plan.base[row] >= 0
@@ -65,8 +81,9 @@ def test_no_strategy_touches_an_excluded_negative(name, seed, hidden):
 
 
 def test_ranked_by_key_takes_the_keys_hardest():
-    similarity, embeddings = a_case()
-    plan = plan_ranked_by_key(similarity, **SIZES, embeddings=embeddings)
+    _, embeddings = a_case()
+    assert STRATEGIES["ranked-by-key"].rank_by == "key"
+    plan = plan_points(candidates(*embeddings, **SIZES, rank_by="key"))
     by_key = hardest_negatives(embeddings.key @ embeddings.negatives.T, 20).positions
     for row in range(5):
         assert set(plan.base[row].tolist()) <= set(by_key[row].tolist())
@@ -74,8 +91,8 @@ def test_ranked_by_key_takes_the_keys_hardest():
 
 
 def test_mixed_with_key_is_mochi_with_the_key_for_the_query():
-    similarity, _ = a_case()
-    plan = plan_mixed_with_key(similarity, **SIZES, generator=seeded())
+    similarity, embeddings = a_case()
+    plan = plan_mixed_with_key(candidates(*embeddings, **SIZES, generator=seeded()))
     mochi = plan_mochi(similarity, **SIZES, generator=seeded())
     assert (plan.partner[:, 30:] == KEY).all()
     assert torch.equal(plan.partner[:, :30], mochi.partner[:, :30])
@@ -85,13 +102,13 @@ def test_mixed_with_key_is_mochi_with_the_key_for_the_query():
 
 @pytest.mark.parametrize("weighing", ["beta", "one-minus-beta", "log-beta"])
 def test_weighted_points_count_by_their_share_of_the_query(weighing):
-    similarity, embeddings = a_case()
-    plan = plan_beta_weighted(similarity, **SIZES, weighing=weighing)
+    _, embeddings = a_case()
+    plan = plan_beta_weighted(candidates(*embeddings, **SIZES), weighing=weighing)
     factor = plan.weight if weighing == "log-beta" else plan.scale
     beta = plan.share[:, 30:]
     assert (factor[:, :30] == 1).all()
     assert torch.equal(factor[:, 30:], 1 - beta if weighing == "one-minus-beta" else beta)
-    outcome = contrast(*embeddings, plan, temperature=0.2)
+    outcome = contrast(*embeddings[:3], plan, temperature=0.2)
     terms = outcome.synthetic / 0.2 * (1 if plan.scale is None else plan.scale)
     terms = terms.exp() * (1 if plan.weight is None else plan.weight)
     total = (outcome.positive / 0.2).exp() + (outcome.real / 0.2).exp().sum(1) + terms.sum(1)
@@ -100,14 +117,9 @@ def test_weighted_points_count_by_their_share_of_the_query(weighing):
 
 def test_softmax_sampling_draws_each_parent_by_its_probability():
     number, points, tau = 5, 40_000, 0.3
-    similarity, _ = a_case(batch=2, width=50)
-    plan = plan_softmax_sampled(
-        similarity,
-        num_hardest=number,
-        num_pairs=points,
-        num_with_query=points,
-        sampling_temperature=tau,
-    )
+    similarity, embeddings = a_case(batch=2, width=50)
+    counts = {"num_hardest": number, "num_pairs": points, "num_with_query": points}
+    plan = plan_softmax_sampled(candidates(*embeddings, **counts), sampling_temperature=tau)
     hardest = hardest_negatives(similarity, number).positions
     for row in range(2):
         p = (similarity[row, hardest[row]] / tau).softmax(dim=0)
@@ -123,8 +135,8 @@ def test_softmax_sampling_draws_each_parent_by_its_probability():
 
 
 def test_softmax_sampling_survives_a_certain_parent():
-    similarity, _ = a_case()
-    plan = plan_softmax_sampled(similarity, **SIZES, sampling_temperature=1e-6)
+    similarity, embeddings = a_case()
+    plan = plan_softmax_sampled(candidates(*embeddings, **SIZES), sampling_temperature=1e-6)
     assert (plan.base >= 0).all()
     assert (plan.base[:, :30] != plan.partner[:, :30]).all()
     assert torch.equal(plan.base[:, 30:], similarity.argmax(1, keepdim=True).expand(5, 15))
@@ -134,8 +146,9 @@ def test_softmax_sampling_survives_a_certain_parent():
 def test_softmax_sampling_draws_the_second_parent_from_the_softmax_without_the_first(tau):
     similarity = torch.tensor([[0.9, 0.3, 0.5, 0.49, 0.1], [0.2, 0.21, 0.8, 0.7, 0.79]]).double()
     points = 4000
+    counts = {"num_hardest": 5, "num_pairs": points, "num_with_query": 0}
     plan = plan_softmax_sampled(
-        similarity, num_hardest=5, num_pairs=points, num_with_query=0, sampling_temperature=tau
+        Candidates(logits=similarity / 0.25, temperature=0.25, **counts), sampling_temperature=tau
     )
     for row in range(2):
         for first in plan.base[row].unique():
@@ -149,7 +162,7 @@ def test_softmax_sampling_draws_the_second_parent_from_the_softmax_without_the_f
 
 def synthetic_in_top(plan, similarity, embeddings, row, made) -> int:
     """Synthetic points among the N largest logits, if only the columns `made` exist."""
-    points = contrast(*embeddings, plan, temperature=1.0).synthetic[row]
+    points = contrast(*embeddings[:3], plan, temperature=1.0).synthetic[row]
     logits = [(float(value), False) for value in similarity[row].topk(20).values]
     logits += [(float(points[column]), True) for column in made]
     return sum(kind for _, kind in sorted(logits, reverse=True)[:20])
@@ -161,7 +174,7 @@ def test_fixed_percentage_stops_as_soon_as_it_is_reached(percentage, num_pairs, 
     similarity, embeddings = a_case()
     options = {"num_hardest": 20, "num_pairs": num_pairs, "num_with_query": num_with_query}
     plan = plan_fixed_percentage(
-        similarity, **options, embeddings=embeddings, percentage=percentage, generator=seeded()
+        candidates(*embeddings, **options, generator=seeded()), percentage=percentage
     )
     whole = plan_mochi(similarity, **options, generator=seeded())
     order = []  # alternating: one pair, one with the query
@@ -183,28 +196,29 @@ def test_fixed_percentage_stops_as_soon_as_it_is_reached(percentage, num_pairs, 
 
 
 def test_a_falling_percentage_makes_fewer_points():
-    similarity, embeddings = a_case()
+    _, embeddings = a_case()
+    counts = {"num_hardest": 20, "num_pairs": 100, "num_with_query": 100}
     made = []
     for epoch in (0, 50, 100):
-        plan = plan_fixed_percentage(
-            similarity,
-            num_hardest=20,
-            num_pairs=100,
-            num_with_query=100,
-            embeddings=embeddings,
-            percentage=decreasing(epoch, 100, start=60.0, end=0.0),
-            generator=seeded(),
-        )
+        options = {**counts, "generator": seeded()}
+        percentage = decreasing(epoch, 100, start=60.0, end=0.0)
+        plan = plan_fixed_percentage(candidates(*embeddings, **options), percentage=percentage)
         made.append(int((plan.base >= 0).sum()))
+        options = {**counts, "generator": seeded(), "progress": epoch / 100}
+        by_progress = plan_fixed_percentage(
+            candidates(*embeddings, **options), percentage=60.0, percentage_end=0.0
+        )
+        assert torch.equal(by_progress.base, plan.base)
     assert made[0] > made[1] > made[2] == 0
 
 
 def test_dropped_negatives_are_the_hardest_or_all():
-    similarity, _ = a_case()
+    similarity, embeddings = a_case()
     exclude = torch.rand(5, 200) < 0.5
-    assert dropped_negatives(similarity, "keep", 20) is None
-    assert dropped_negatives(similarity, "drop_all", 20).all()
-    dropped = dropped_negatives(similarity, "drop_hardest", 20, exclude)
+    allowed = candidates(*embeddings, **SIZES)
+    assert dropped_negatives(allowed, "keep") is None
+    assert dropped_negatives(allowed, "drop_all").all()
+    dropped = dropped_negatives(candidates(*embeddings, **SIZES, exclude=exclude), "drop_hardest")
     assert (dropped.sum(dim=1) == 20).all()
     assert not (dropped & exclude).any()
     highest_kept = similarity.masked_fill(exclude | dropped, -9).amax(dim=1)
@@ -214,10 +228,10 @@ def test_dropped_negatives_are_the_hardest_or_all():
 @given(seed=st.integers(0, 1000), hidden=st.sampled_from([0.9, 0.97, 1.0]))
 def test_all_allowed_negatives_are_dropped_where_they_are_fewer_than_n(seed, hidden):
     torch.manual_seed(seed)
-    similarity, _ = a_case(batch=4, width=40)
+    _, embeddings = a_case(batch=4, width=40)
     exclude = torch.rand(4, 40) < hidden
     few = (~exclude).sum(dim=1) <= 20
-    dropped = dropped_negatives(similarity, "drop_hardest", 20, exclude)
+    dropped = dropped_negatives(candidates(*embeddings, **SIZES, exclude=exclude), "drop_hardest")
     assert torch.equal(dropped[few], ~exclude[few])
 
 
@@ -227,5 +241,5 @@ def test_ranked_by_key_drops_the_keys_hardest_which_it_mixes():
     ours, plan = loss.contrast(*embeddings, generator=seeded())
     by_key = hardest_negatives(embeddings.key @ embeddings.negatives.T, 20).positions
     mixed = torch.zeros_like(similarity, dtype=torch.bool).scatter_(1, by_key, True)
-    expected = contrast(*embeddings, plan, temperature=0.2, exclude=mixed)
+    expected = contrast(*embeddings[:3], plan, temperature=0.2, exclude=mixed)
     assert torch.allclose(ours.per_query, expected.per_query)

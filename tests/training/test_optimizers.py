@@ -67,9 +67,9 @@ def by_hand(name, start, config, rates, *, plain=()):
                 weights[n] = w - lr * (mean / (square.sqrt() + 1e-8) + decay * w)
                 continue
             local = 1.0
-            length, steep = math.sqrt((w**2).sum()), math.sqrt((slope**2).sum())
+            length, steep = math.sqrt((w**2).sum()), math.sqrt(((slope + decay * w) ** 2).sum())
             if name == "lars" and n not in plain and length > 0 and steep > 0:
-                local = TRUST * length / (steep + decay * length)  # You et al. (2017), Eq. 6
+                local = TRUST * length / steep  # SimCLR's lars_optimizer.py
             first[n] = config.momentum * first[n] + local * (slope + decay * w)
             weights[n] = w - lr * first[n]
     return weights

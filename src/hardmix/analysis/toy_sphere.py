@@ -7,8 +7,7 @@ from hardmix.analysis.figures.maps import ToyPoints, fig1
 from hardmix.analysis.figures.picture import Picture
 from hardmix.analysis.tsne import MOST, tsne
 from hardmix.errors import InputError
-from hardmix.mixing.plans import hardest_negatives, plan_mochi
-from hardmix.mixing.points import materialize
+from hardmix.mixing.plans import hardest_negatives, materialize, plan_mochi
 from hardmix.runtime.random_numbers import seed_of
 
 

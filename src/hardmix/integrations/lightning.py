@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hardmix.errors import InputError
 from hardmix.integrations.mixing_options import MixingOptions, loss_for_queue
-from hardmix.mixing.loss_inputs import Temperature
+from hardmix.mixing.loss import Temperature
 from hardmix.mixing.queue import MemoryQueue
 from hardmix.runtime.distributed import gather
 

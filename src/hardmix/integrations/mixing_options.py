@@ -3,12 +3,9 @@
 from typing import TypedDict
 
 from hardmix.mixing.checks import check_num_hardest
-from hardmix.mixing.denominators import Denominator
-from hardmix.mixing.filters import NegativeFilter
-from hardmix.mixing.loss import MochiLoss
-from hardmix.mixing.loss_inputs import Temperature
-from hardmix.mixing.negative_weights import NegativeWeights
-from hardmix.mixing.plans import Strategy
+from hardmix.mixing.family import Denominator, Formula, NegativeFilter, NegativeWeights
+from hardmix.mixing.loss import MochiLoss, Temperature
+from hardmix.mixing.strategies import Strategy
 from hardmix.settings.named_choices import (
     DenominatorName,
     FilterName,
@@ -38,7 +35,7 @@ class MixingOptions(TypedDict, total=False):
     """Whether gradients flow through the query inside a point."""
     weights: WeightsName | NegativeWeights
     """Weights of real negatives: a name in WEIGHTS, or a callable."""
-    denominator: DenominatorName | Denominator
+    denominator: DenominatorName | Denominator | Formula
     """What the loss is made of: a name in DENOMINATORS, or a function of `Masses`."""
     filter_negatives: FilterName | NegativeFilter
     """Which negatives are taken for false: a name in FILTERS, or a callable."""

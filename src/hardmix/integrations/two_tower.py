@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hardmix.errors import InputError
 from hardmix.integrations.mixing_options import MixingOptions, loss_for_batches
-from hardmix.mixing.plans import DrawsByRow
+from hardmix.mixing.random_draws import DrawsByRow
 from hardmix.runtime.distributed import gather, rank
 
 

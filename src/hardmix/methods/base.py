@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from hardmix.data.batches import Batch, Loader
 from hardmix.data.image_set import ImageSet
 from hardmix.data.view_kinds import ViewKind, usual_views
+from hardmix.mixing.family import Denominator, Formula, NegativeFilter, NegativeWeights
 from hardmix.mixing.infonce import Contrast
-from hardmix.mixing.plans import MixPlan, Strategy
+from hardmix.mixing.plans import MixPlan
 from hardmix.mixing.queue import MemoryQueue
+from hardmix.mixing.strategies import Strategy
 from hardmix.runtime.device import Compute
 from hardmix.runtime.distributed import agree_on_max, data_parallel, share_state
 from hardmix.settings.config import PretrainConfig
@@ -40,6 +42,19 @@ class TrainingPosition(NamedTuple):
     """Fraction of the schedule that is done, for a method's own schedules."""
 
 
+class OwnMixing(NamedTuple):
+    """The user's own functions in place of names of the settings."""
+
+    strategy: Strategy | None = None
+    """mix.strategy."""
+    weights: NegativeWeights | None = None
+    """loss.weights."""
+    denominator: Denominator | Formula | None = None
+    """loss.denominator."""
+    filter_negatives: NegativeFilter | None = None
+    """loss.filter."""
+
+
 class Materials(NamedTuple):
     """What a method is built with besides its config."""
 
@@ -47,8 +62,8 @@ class Materials(NamedTuple):
     """Device and number format."""
     trunk: nn.Module | None = None
     """The user's own network."""
-    strategy: Strategy | None = None
-    """The user's own strategy to plan points."""
+    mixing: "OwnMixing | None" = None
+    """The user's own parts of the loss."""
     num_images: int | None = None
     """Number of images in the data set; None for a stream."""
     num_classes: int = 0

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hardmix.errors import InputError
 from hardmix.methods.base import Materials
 from hardmix.methods.clusters import clustered, embed_images, kmeans_library
-from hardmix.mixing.filters import same_labels
+from hardmix.mixing.family import same_labels
 from hardmix.mixing.queue import UNKNOWN, MemoryQueue
 from hardmix.runtime.console import say
 from hardmix.runtime.device import send

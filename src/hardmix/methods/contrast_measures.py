@@ -10,8 +10,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hardmix.methods.base import StepOutcome
-from hardmix.methods.mixing_schedule import choose_family
-from hardmix.mixing.denominators import Weighted
 from hardmix.mixing.diagnostics import (
     false_negatives_top,
     false_parents,
@@ -21,7 +19,6 @@ from hardmix.mixing.diagnostics import (
     similarity_histogram,
 )
 from hardmix.mixing.infonce import Contrast
-from hardmix.mixing.loss_inputs import either
 from hardmix.mixing.plans import MixPlan
 from hardmix.mixing.queue import equal_and_known
 from hardmix.runtime.device import read_together
@@ -80,7 +77,7 @@ def describe_contrast(outcomes: Sequence[StepOutcome], config: PretrainConfig) -
         "spread": keys.std(dim=0).mean() * math.sqrt(config.model.dim),
         "labelled": (gather(last.labels) >= 0).all(),
     }
-    described |= _mass(last, config)
+    described |= _mass(last.contrast, config.mix.strategy)
     of_labels = {"false_negatives_top": false_negatives_top(outcome.real, false)}
     if plan is not None:
         parents = false_parents(plan, false)
@@ -93,26 +90,16 @@ def describe_contrast(outcomes: Sequence[StepOutcome], config: PretrainConfig) -
     return numbers
 
 
-def _mass(last: ContrastOutcome, config: PretrainConfig) -> dict[str, Tensor]:
-    """Which negatives and points the loss looks at: with its weights, without what it filters."""
-    plan, temperature, exclude = last.plan, config.train.temperature, last.exclude
-    real, positive, family = last.measured.real, last.measured.positive, choose_family(config.loss)
-    if family.filter_negatives != "none":
-        exclude = either(exclude, family.filter_negatives(real, positive=positive))
-    weights = None
-    if family.weights != "none":
-        given: dict[str, Any] = {"temperature": temperature, "exclude": exclude, "num_own": 0}
-        weights = family.weights(real, positive=positive, **given)
-    chosen = family.denominator
-    beta = chosen.beta if isinstance(chosen, Weighted) else 0.0
-    mass = negative_mass(last.measured, plan, temperature, exclude, weights, beta=beta)
-    found = {"effective_negatives": mass.effective}
-    found |= {f"gradient_top_{number}": share for number, share in mass.top.items()}
-    if plan is None:
-        return found
-    found["synthetic_mass"] = mass.points
-    made = KINDS_OF.get(config.mix.strategy, ("pairs", "query"))
-    return found | {f"synthetic_mass_{name}": mass.kinds[name] for name in made}
+def _mass(outcome: Contrast, strategy: str) -> dict[str, Tensor]:
+    """Return which negatives and points the loss looks at, by name."""
+    mass = negative_mass(outcome)
+    described = {"effective_negatives": mass.effective}
+    described |= {f"gradient_top_{number}": share for number, share in mass.top.items()}
+    if outcome.plan is None:
+        return described
+    described["synthetic_mass"] = mass.points
+    kinds = KINDS_OF.get(strategy, ("pairs", "query"))
+    return described | {f"synthetic_mass_{name}": mass.kinds[name] for name in kinds}
 
 
 @torch.no_grad()
@@ -120,7 +107,7 @@ def hardness_of(outcomes: Sequence[StepOutcome], config: PretrainConfig) -> dict
     """Return Fig. 2a for a step, and histograms of similarities."""
     last = cast("ContrastOutcome", outcomes[-1])
     outcome, exclude = last.measured, last.exclude
-    probability = matching_probability(outcome, config.train.temperature, exclude)
+    probability = matching_probability(outcome, exclude)
     real = outcome.real if exclude is None else outcome.real.masked_fill(exclude, -torch.inf)
     hardest = real.topk(min(config.mix.num_hardest, real.shape[1]), dim=1).values
     histograms = {"positive": outcome.positive, "hardest": hardest}

@@ -77,7 +77,7 @@ class BankMethod(Method):
 
     def __init__(self, config: PretrainConfig, materials: Materials) -> None:
         super().__init__(config, materials)
-        self.mixing = MixingSchedule(config, materials.strategy)
+        self.mixing = MixingSchedule(config, materials.mixing)
 
     def contrast(
         self,
@@ -98,13 +98,14 @@ class BankMethod(Method):
             labels = bank.labels.index_select(0, rows)
             own = equal_and_known(part.ids, rows)
             exclude = own | equal_and_known(part.labels, labels) if config.oracle else own
-            outcome, plan = mixing.loss(at.epoch).contrast(
+            outcome, plan = mixing.loss.contrast(
                 query,
                 bank.keys.index_select(0, part.ids),
                 bank.keys.index_select(0, rows),
                 exclude,
                 mix=mixing.started(at),
                 generator=mixing.generator(at, purpose),
+                progress=mixing.progress(at.epoch),
                 normalised=True,
                 check=False,
             )
@@ -152,5 +153,12 @@ class BankMethod(Method):
     ) -> tuple[Contrast, MixPlan | None]:
         """Contrast images with the whole bank."""
         query = self.embed(images)
-        loss, mix = self.mixing.loss(self.config.train.epochs), self.mixing.wanted
-        return loss.contrast(query, query, self.memory, exclude, mix=mix, generator=generator)
+        return self.mixing.loss.contrast(
+            query,
+            query,
+            self.memory,
+            exclude,
+            mix=self.mixing.wanted,
+            generator=generator,
+            progress=1.0,
+        )

@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 
 from hardmix.data.view_kinds import ViewKind
 from hardmix.methods.base import TrainingPosition
-from hardmix.mixing.row_draws import uniform_rows
+from hardmix.mixing.random_draws import uniform_rows
 from hardmix.models.encoders import Encoder
 from hardmix.models.heads import HEADS
 from hardmix.runtime.distributed import rank

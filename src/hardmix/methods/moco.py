@@ -27,7 +27,7 @@ from hardmix.methods.jigsaw import TILES, JigsawEncoder, draw_tiles, jigsaw_view
 from hardmix.methods.mixing_schedule import MixingSchedule
 from hardmix.mixing.infonce import Contrast
 from hardmix.mixing.loss import MochiLoss
-from hardmix.mixing.plans import DrawsByRow, MixPlan
+from hardmix.mixing.plans import MixPlan
 from hardmix.mixing.queue import UNKNOWN, MemoryQueue
 from hardmix.models.encoders import QueryKeyPair, ShuffledImages, build_encoder, encode_keys
 from hardmix.runtime.distributed import gather_batch, together, world_size
@@ -45,7 +45,7 @@ class Moco(Method):
 
     def __init__(self, config: PretrainConfig, materials: Materials) -> None:
         super().__init__(config, materials)
-        self.mixing = MixingSchedule(config, materials.strategy)
+        self.mixing = MixingSchedule(config, materials.mixing)
         data, model, train = config.data, config.model, config.train
         encoder = build_encoder(model, data.channels, materials.trunk, image_size=data.image_size)
         if config.loss.jigsaw:
@@ -134,13 +134,14 @@ class Moco(Method):
         with timed("loss"):
             exclude = self._exclude(part)
             outcome, plan = self._contrast(
-                self.mixing.loss(at.epoch),
+                self.mixing.loss,
                 query,
                 key,
                 self.memory,
                 exclude,
                 mix=self.mixing.started(at),
                 generator=self.mixing.generator(at, purpose),
+                progress=self.mixing.progress(at.epoch),
             )
         labels = self.memory.labels.clone() if at.described else self.memory.labels
         return ContrastOutcome(outcome.loss, outcome, plan, key, exclude, part.labels, labels)
@@ -201,13 +202,14 @@ class Moco(Method):
         self, images: Tensor, exclude: Tensor | None, generator: torch.Generator
     ) -> tuple[Contrast, MixPlan | None]:
         """Contrast images, given to both encoders, with the queue; mix as at training's end."""
-        return self.mixing.loss(self.config.train.epochs).contrast(
+        return self.mixing.loss.contrast(
             self.pair.query(images),
             self.pair.key(images),
             self.memory,
             exclude,
             mix=self.mixing.wanted,
             generator=generator,
+            progress=1.0,
         )
 
     def _exclude(self, batch: Batch) -> Tensor | None:
@@ -232,9 +234,6 @@ class Moco(Method):
         return torch.randperm(number * world_size(), generator=generator)
 
 
-def _contrast(
-    loss: MochiLoss, *embeddings: Any, mix: bool, generator: torch.Generator | DrawsByRow
-) -> tuple[Contrast, MixPlan | None]:
-    """The loss as a step calls it: what train.compile=all translates, into one graph."""
-    options: dict[str, Any] = {"mix": mix, "generator": generator}
+def _contrast(loss: MochiLoss, *embeddings: Any, **options: Any) -> tuple[Contrast, MixPlan | None]:
+    """Return the loss as a step calls it: train.compile=all translates this into one graph."""
     return loss.contrast(*embeddings, **options, normalised=True, check=False)

@@ -12,7 +12,9 @@ to its 10th and 90th percentile, clusters of one image get the largest phi, r pr
 negatives, plain MoCo for the first epochs. Decided: scikit-learn's MiniBatchKMeans, or faiss for
 many images (`pcl.kmeans`), both on the CPU; the number of clusters follows that of the images; the
 r negatives are drawn for a step (all, if there are no more), without regard to the batch, so that
-they do not depend on the number of processes. With `mix.*`, points join MoCo's term. PCL v1 differs
+they do not depend on the number of processes. Every prototype counts once: where two images of a
+batch share a cluster, the authors' sum has that prototype once for each, so that the positive is
+its own negative as well, and the loss depends on which images share a process. With `mix.*`, points join MoCo's term. PCL v1 differs
 from v2 in settings alone.
 """
 

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hardmix.mixing.row_draws import uniform_rows
+from hardmix.mixing.random_draws import uniform_rows
 from hardmix.runtime.random_numbers import seed_of
 
 

@@ -8,7 +8,8 @@ are negatives, and all receive gradients:
 Read in google-research/simclr (tf2/objective.py, model.py, run.py): both views pass the network in
 one batch, batch norm is over all processes, embeddings are gathered with their gradients, the head
 has batch norm after both layers. Its loss is the sum over the two views and so twice the paper's,
-which is used here; LARS does not notice. With `mix.*`, MoCHi's points are made from the hardest of
+which is used here: LARS scales a layer's step by its norm, but norms and biases, which it leaves to
+SGD, take steps half as long as there. With `mix.*`, MoCHi's points are made from the hardest of
 the 2 N - 2 negatives, as in `MochiLoss.in_batch`: points are constants, their parents are not.
 """
 
@@ -42,7 +43,7 @@ class SimClr(Method):
 
     def __init__(self, config: PretrainConfig, materials: Materials) -> None:
         super().__init__(config, materials)
-        self.mixing = MixingSchedule(config, materials.strategy)
+        self.mixing = MixingSchedule(config, materials.mixing)
         data = config.data
         encoder = build_encoder(
             config.model, data.channels, materials.trunk, image_size=data.image_size
@@ -72,7 +73,7 @@ class SimClr(Method):
             labels = gather(part.labels).repeat(2)
             own = own_views(len(first), len(everyone) // 2, first.device)
             exclude = own | equal_and_known(part.labels, labels) if self.config.oracle else own
-            loss, mix = self.mixing.loss(at.epoch), self.mixing.started(at)
+            loss, mix = self.mixing.loss, self.mixing.started(at)
             (outcome, plan), (other, _) = (
                 loss.contrast(
                     query,
@@ -81,6 +82,7 @@ class SimClr(Method):
                     exclude,
                     mix=mix,
                     generator=self.mixing.generator(at, purpose),
+                    progress=self.mixing.progress(at.epoch),
                     normalised=True,
                     check=False,
                 )

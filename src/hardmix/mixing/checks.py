@@ -244,7 +244,7 @@ def check_directions(name: str, value: Tensor) -> None:
         )
 
 
-def check_plan(plan: "MixPlan", batch: int) -> None:
+def check_plan(plan: "MixPlan", batch: int, dim: int | None = None) -> None:
     """Refuse a plan whose parts do not fit together or belong to another batch."""
     shapes = {
         name: tuple(part.shape)
@@ -259,10 +259,14 @@ def check_plan(plan: "MixPlan", batch: int) -> None:
     for name in ("base", "partner"):
         if (dtype := getattr(plan, name).dtype) != torch.int64:
             raise InputError(f"plan.{name} has dtype {dtype}: row indices must be torch.int64.")
-    if plan.vectors is not None and (plan.vectors.ndim != 3 or len(plan.vectors) != batch):
+    if plan.vectors is None:
+        return
+    shape = tuple(plan.vectors.shape)
+    if len(shape) != 3 or shape[0] != batch or (dim is not None and shape[2] != dim):
+        wanted = "" if dim is None else f" of {dim} dimensions"
         raise InputError(
-            f"plan.vectors has shape {tuple(plan.vectors.shape)}: it must be (batch, V, dim), with"
-            f" a batch of {batch} queries."
+            f"plan.vectors has shape {shape}: it must be (batch, V, dim), with a batch of {batch}"
+            f" queries{wanted}."
         )
 
 

@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hardmix.mixing.checks import check_mask, check_similarity, check_temperature, check_top
-from hardmix.mixing.infonce import Contrast
-from hardmix.mixing.log_sums import WeightLine
+from hardmix.mixing.checks import check_mask, check_similarity, check_top
+from hardmix.mixing.infonce import Contrast, WeightLine
 from hardmix.mixing.plans import NO_POINT, VECTOR, MixPlan, hardest_negatives
 
 TOP = 1024
@@ -42,18 +41,14 @@ class FalseParents(NamedTuple):
 
 
 def matching_probability(
-    outcome: Contrast,
-    temperature: float,
-    exclude: Bool[Tensor, "batch K"] | None = None,
-    top: int = TOP,
+    outcome: Contrast, exclude: Bool[Tensor, "batch K"] | None = None, top: int = TOP
 ) -> Float[Tensor, " top"]:
     """Return Fig. 2a: the matching probability of the `top` highest negatives, by rank.
 
     This is the probability of Eq. 2 over the key and the real negatives, averaged over the queries.
     """
-    check_temperature(temperature)
     check_top(top)
-    real = _shown(outcome.real, exclude)
+    temperature, real = outcome.temperature, _shown(outcome.real, exclude)
     log_total = torch.logaddexp(
         outcome.positive / temperature, torch.logsumexp(real / temperature, dim=1)
     )
@@ -73,15 +68,9 @@ def proxy_accuracy(
     )
 
 
-def synthetic_mass(
-    outcome: Contrast, temperature: float, exclude: Bool[Tensor, "batch K"] | None = None
-) -> Float[Tensor, ""]:
-    """Return the synthetic points' share of the softmax in Eq. 1, averaged over the queries."""
-    check_temperature(temperature)
-    real = torch.cat([outcome.positive.unsqueeze(1), _shown(outcome.real, exclude)], dim=1)
-    others = torch.logsumexp(real / temperature, dim=1)
-    points = torch.logsumexp(outcome.synthetic / temperature, dim=1)
-    return torch.sigmoid(points - others).mean()
+def synthetic_mass(outcome: Contrast) -> Float[Tensor, ""]:
+    """Return the synthetic points' share of the denominator, averaged over the queries."""
+    return negative_mass(outcome).points
 
 
 KINDS = ("vector", "key", "query", "pairs", "beyond")
@@ -103,29 +92,11 @@ class NegativeMass(NamedTuple):
     """Share of Eq. 2's push away from negatives that the hardest hold, by how many these are."""
 
 
-def negative_mass(
-    outcome: Contrast,
-    plan: MixPlan | None,
-    temperature: float | Tensor,
-    exclude: Bool[Tensor, "batch K"] | None = None,
-    log_weights: Float[Tensor, "batch K"] | WeightLine | None = None,
-    ranks: tuple[int, ...] = (10, 100),
-    beta: float = 0.0,
-) -> NegativeMass:
-    """Return which negatives and points the loss looks at.
-
-    `log_weights`: of the real negatives, if the loss has any (see `negative_weights`). `beta`: that
-    of denominator="hcl", which weighs negatives and points.
-    """
-    check_temperature(temperature)
-    real, points = _shown(outcome.real, exclude), _point_logits(outcome.synthetic, plan)
-    logits = torch.cat([real, points, outcome.positive.unsqueeze(1)], dim=1) / temperature
-    if isinstance(log_weights, WeightLine):
-        log_weights = log_weights.weights(outcome.real)
-    of_points = None if plan is None else plan.weight
-    if beta > 0 or log_weights is not None or of_points is not None:
-        _weigh(logits[:, :-1], log_weights, of_points, beta)
-    share = logits.softmax(dim=1)[:, :-1]
+def negative_mass(outcome: Contrast, ranks: tuple[int, ...] = (10, 100)) -> NegativeMass:
+    """Return which negatives and points the loss looks at, by its own masks and weights."""
+    plan, terms = outcome.plan, _log_terms(outcome)
+    positive = (outcome.positive / outcome.temperature).unsqueeze(1)
+    share = torch.cat([terms, positive], dim=1).softmax(dim=1)[:, :-1]
     # Among the negatives; all 0 of a query without any.
     among = share / share.sum(dim=1, keepdim=True).clamp_(min=torch.finfo(share.dtype).tiny)
     effective = torch.special.entr(among).sum(dim=1).exp().mean()
@@ -133,39 +104,43 @@ def negative_mass(
     top = {each: highest[min(each, len(highest)) - 1] for each in ranks}
     if plan is None:
         return NegativeMass(share.new_zeros(()), {}, effective, top)
-    marks = torch.arange(VECTOR, VECTOR + len(KINDS), device=real.device)
+    marks = torch.arange(VECTOR, VECTOR + len(KINDS), device=share.device)
     which = (_marks(plan).flatten() == marks.unsqueeze(1)).to(share.dtype)
-    flat, scale = share[:, real.shape[1] :].flatten(), 1 / len(share)
+    flat, scale = share[:, outcome.real.shape[1] :].flatten(), 1 / len(share)
     sums = torch.addmv(share.new_empty(len(KINDS)), which, flat, beta=0, alpha=scale)
     return NegativeMass(sums.sum(), dict(zip(KINDS, sums.unbind(), strict=True)), effective, top)
 
 
-def _weigh(
-    logits: Tensor, log_weights: Tensor | None, of_points: Tensor | None, beta: float
-) -> None:
-    """Add the logs of weights to logits of negatives and points; -inf are none."""
-    added = torch.zeros_like(logits)
-    if log_weights is not None:
-        added[:, : log_weights.shape[1]] += log_weights
-    if of_points is not None:
-        added[:, logits.shape[1] - of_points.shape[1] :] += of_points.log()
-    if beta > 0:  # as in `denominators.hcl`: times exp(beta * q.n / tau) over its mean
-        added += beta * logits
-        number = (logits > -torch.inf).sum(dim=1, keepdim=True)
-        mean = added.logsumexp(dim=1, keepdim=True) - number.log()
-        added -= torch.where(number > 0, mean, 0.0)
-    logits += added
+def _log_terms(outcome: Contrast) -> Float[Tensor, "batch columns"]:
+    """Return the log of each negative's and each point's term in the loss's denominator.
+
+    Of several powers the first has the terms; the others, as means, are a factor of each query.
+    """
+    plan, real = outcome.plan, outcome.real / outcome.temperature
+    points = outcome.synthetic / outcome.temperature
+    if plan is not None and plan.scale is not None:
+        points = (points * plan.scale).masked_fill(plan.base == NO_POINT, -torch.inf)
+    added, of_points = outcome.log_weights, None if plan is None else plan.weight
+    if isinstance(added, WeightLine):
+        added = added.weights(real)
+    terms: Tensor | None = None
+    for scale, exponent in outcome.powers:
+        values = real * scale if added is None else real * scale + added
+        extra = points * scale if of_points is None else points * scale + of_points.log()
+        every = torch.cat([_shown(values, outcome.exclude), extra], dim=1)
+        if terms is None:
+            terms = every
+            continue
+        number = (every > -torch.inf).sum(dim=1, keepdim=True)
+        mean = every.logsumexp(dim=1, keepdim=True) - number.log()
+        terms = terms + torch.where(number > 0, exponent * mean, 0.0)
+    assert terms is not None
+    return terms
 
 
 def _marks(plan: MixPlan) -> Tensor:
     """The mark of each point's partner, or 0 for a row; 1 if the point is moved away from it."""
     return plan.partner.clamp(VECTOR, 0).masked_fill_(plan.share < 0, 1)
-
-
-def _point_logits(synthetic: Tensor, plan: MixPlan | None) -> Tensor:
-    if plan is None or plan.scale is None:
-        return synthetic
-    return (synthetic * plan.scale).masked_fill(plan.base == NO_POINT, -torch.inf)
 
 
 def false_negatives_top(

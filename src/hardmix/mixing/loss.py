@@ -6,7 +6,8 @@ loss(query, key, memory).backward()
 memory.enqueue(key)                     # after the loss: a key is never its own negative
 """
 
-from typing import Any, Unpack, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypedDict, Unpack, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,40 +18,98 @@ from hardmix.mixing.checks import (
     as_number,
     check_choice,
     check_counts,
+    check_mask,
+    check_not_transformed,
+    check_num_hardest,
+    check_own,
+    check_plan,
+    check_plan_rows,
+    check_shapes,
     check_temperature,
+    wants_check,
 )
-from hardmix.mixing.denominators import Denominator, denominator_of
-from hardmix.mixing.filters import FILTERS, NegativeFilter
-from hardmix.mixing.infonce import Contrast, contrast
-from hardmix.mixing.loss_inputs import (
-    Call,
-    CallOptions,
-    TakesPart,
-    Temperature,
-    either,
-    filtered,
-    positives_of,
-    reduced,
-    shared_and_own,
-    unit_embeddings,
-    who_takes_part,
-    widened,
+from hardmix.mixing.family import (
+    DENOMINATORS,
+    FILTERS,
+    WEIGHTS,
+    Denominator,
+    Formula,
+    NegativeFilter,
+    NegativeWeights,
+    loss_of_queries,
 )
-from hardmix.mixing.loss_points import PointChoice
-from hardmix.mixing.negative_weights import WEIGHTS, NegativeWeights
-from hardmix.mixing.plans import MixPlan, Strategy, Vectors
-from hardmix.mixing.points import dots
+from hardmix.mixing.infonce import Contrast, LogWeights, outcome_of
+from hardmix.mixing.logits import Embeddings, Logits, logits_of, with_points
+from hardmix.mixing.plans import MixPlan
 from hardmix.mixing.queue import MemoryQueue
+from hardmix.mixing.random_draws import RandomSource
+from hardmix.mixing.ranking import in_one_piece
+from hardmix.mixing.strategies import (
+    STRATEGIES,
+    Candidates,
+    MixingChoice,
+    Strategy,
+    dropped_negatives,
+)
 from hardmix.mixing.transformations import FeatureTransformation
-from hardmix.mixing.variants import STRATEGIES
+from hardmix.mixing.unit_length import unit_vectors
 from hardmix.settings.named_choices import (
     DenominatorName,
     FilterName,
+    RankBy,
     RealNegatives,
     Reduction,
     StrategyName,
     WeightsName,
 )
+
+Temperature = float | Tensor | Callable[[], Tensor]
+"""A number, a tensor that may be learnt, or a function that returns one, such as
+lambda: (-model.logit_scale).exp() for CLIP's."""
+
+
+class CallOptions(TypedDict, total=False):
+    """Options of every entry point of `MochiLoss`."""
+
+    mix: bool
+    """False for no points, as in the warm-up epochs (see `mixing_started`)."""
+    generator: RandomSource
+    """The random number generator; None uses PyTorch's default."""
+    normalised: bool
+    """Promise that query and key are of unit length already."""
+    check: bool | None
+    """Whether to refuse vectors that are zero, NaN or infinite. None checks on a CPU only, as
+    checking would synchronise a GPU. Unchecked, such vectors make the loss NaN."""
+    own_negatives: Float[Tensor, "batch M dim"] | None
+    """Further negatives of each query's own. Masks may have K or K + M columns."""
+    positives: Bool[Tensor, "batch columns"] | None
+    """Negatives that are positives too (SupCon), besides the key; they are not mixed."""
+    sample_weights: Float[Tensor, " batch"] | None
+    """How much each query counts in the mean, which is divided by their sum, or in the sum."""
+    progress: float | Float[Tensor, ""]
+    """How much of the training is done, from 0 to 1, for strategies that change with it."""
+
+
+class _Call(NamedTuple):
+    """The same, with their defaults."""
+
+    mix: bool = True
+    generator: RandomSource = None
+    normalised: bool = False
+    check: bool | None = None
+    own_negatives: Tensor | None = None
+    positives: Tensor | None = None
+    sample_weights: Tensor | None = None
+    progress: float | Tensor = 0.0
+
+
+class _Evaluated(NamedTuple):
+    """The loss of each query, and what it was made of."""
+
+    per_query: Tensor
+    logits: Logits
+    exclude: Tensor | None
+    log_weights: LogWeights
 
 
 class MochiLoss(nn.Module):
@@ -67,48 +126,57 @@ class MochiLoss(nn.Module):
         num_pairs: int = 1024,
         num_with_query: int = 128,
         temperature: Temperature = 0.2,
-        strategy: StrategyName | Strategy = "mochi",
+        strategy: StrategyName | Strategy | MixingChoice = "mochi",
         *,
         real_negatives: RealNegatives = "keep",
         through_query: bool = False,
+        rank_by: RankBy | None = None,
+        transformation: FeatureTransformation | None = None,
         weights: WeightsName | NegativeWeights = "none",
-        denominator: DenominatorName | Denominator = "infonce",
+        denominator: DenominatorName | Denominator | Formula = "infonce",
         filter_negatives: FilterName | NegativeFilter = "none",
     ) -> None:
         """Create the loss.
 
-        num_hardest: N, the number of hardest negatives per query that may be mixed (Sec. 4.1).
-        num_pairs: s, the number of points that mix two of them (Eq. 3).
-        num_with_query: s', the number of points that mix one of them with the query (Sec. 4.2).
-        temperature: tau of Eq. 1: a number, or a tensor or nn.Parameter, which gets its gradient,
-        or a function that returns one: lambda: (-model.logit_scale).exp() for CLIP's.
-        strategy: a name in STRATEGIES, or a callable with the signature of `plan_mochi`.
-        real_negatives: whether real negatives stay in the loss next to the synthetic ones ("keep",
-        as in the paper), or the N hardest ("drop_hardest") or all of them ("drop_all") are dropped.
-        through_query: whether gradients flow through the query inside h' (in Eq. 2 they do not).
-        weights: weights of the real negatives: a name in WEIGHTS, or a `NegativeWeights`.
-        denominator: what the loss is made of its positive and its negatives: a name in
-        DENOMINATORS, or a function of `Masses`.
-        filter_negatives: which negatives are taken for false, and neither contrasted nor mixed: a
-        name in FILTERS, or a `NegativeFilter`.
+        Args:
+            num_hardest: N, the number of hardest negatives per query that may be mixed (Sec. 4.1).
+            num_pairs: s, the number of points that mix two of them (Eq. 3).
+            num_with_query: s', the number of points that mix one of them with the query (Sec. 4.2).
+            temperature: tau of Eq. 1: a number, or a tensor or nn.Parameter, which gets its
+                gradient, or a function that returns one: lambda: (-model.logit_scale).exp() for
+                CLIP's.
+            strategy: a name in STRATEGIES, or a function of `Candidates` that returns a `MixPlan`;
+                it decides itself how many points it makes.
+            real_negatives: whether real negatives stay in the loss next to the synthetic ones
+                ("keep", as in the paper), or the N hardest ("drop_hardest") or all of them
+                ("drop_all") are dropped.
+            through_query: whether gradients flow through the query inside h' (in Eq. 2 they do
+                not).
+            rank_by: what negatives are ranked by; None means the query, unless the strategy's name
+                says otherwise.
+            transformation: a change of the features before they are contrasted (Zhu et al. 2021).
+            weights: weights of the real negatives: a name in WEIGHTS, or a `NegativeWeights`.
+            denominator: what the loss is made of its positive and its negatives: a name in
+                DENOMINATORS, a `Denominator`, or a function of `Masses`.
+            filter_negatives: which negatives are taken for false, and neither contrasted nor
+                mixed: a name in FILTERS, or a `NegativeFilter`.
         """
         super().__init__()
         check_counts(num_hardest, num_pairs, num_with_query)
         if not callable(temperature):
             check_temperature(temperature)
+        check_choice("real_negatives", real_negatives, get_args(RealNegatives))
         self.num_hardest = num_hardest
         self.num_pairs = num_pairs
         self.num_with_query = num_with_query
         self.temperature = temperature
-        check_choice("real_negatives", real_negatives, get_args(RealNegatives))
-        self.strategy: Strategy = _named("strategy", strategy, STRATEGIES, "hardmix.plan_mochi")
-        self.weights: NegativeWeights | None = _named(
-            "weights", weights, {"none": None} | WEIGHTS, "hardmix.hcl_weights()"
+        self.mixing = _mixing_choice(strategy, rank_by, transformation)
+        self.weights: NegativeWeights | None = _member("weights", weights, WEIGHTS)
+        self.filter_negatives: NegativeFilter | None = _member(
+            "filter_negatives", filter_negatives, FILTERS
         )
-        self.filter_negatives: NegativeFilter | None = _named(
-            "filter_negatives", filter_negatives, {"none": None} | FILTERS, "above_positive()"
-        )
-        self.denominator = denominator_of(denominator)
+        chosen = _member("denominator", denominator, DENOMINATORS)
+        self.denominator = chosen if isinstance(chosen, Denominator) else Denominator(chosen)
         self.real_negatives: RealNegatives = real_negatives
         self.through_query = through_query
 
@@ -124,17 +192,36 @@ class MochiLoss(nn.Module):
     ) -> Float[Tensor, "..."]:
         """Return the mean loss over the batch.
 
-        negatives: vectors that all queries share, or a `MemoryQueue`, whose unfilled slots are
-        never mixed, or vectors of each query's own.
-        exclude: negatives to ignore, e.g. `memory.same_class(labels)` for the class oracle.
-        reduction: "none" for the loss of each query, "sum" for their sum.
-        options: `mix`, `generator`, `normalised`, `check`, `own_negatives`, `positives`,
-        `sample_weights`: see `CallOptions`.
+        Args:
+            query: q, of any length but 0.
+            key: k, from the momentum encoder or from another tower.
+            negatives: vectors that all queries share, or a `MemoryQueue`, whose unfilled slots are
+                never mixed, or vectors of each query's own.
+            exclude: negatives to ignore, e.g. `memory.same_class(labels)` for the class oracle.
+            reduction: "none" for the loss of each query, "sum" for their sum.
+            options: `mix`, `generator`, `normalised`, `check`, `own_negatives`, `positives`,
+                `sample_weights`, `progress`: see `CallOptions`.
         """
         check_choice("reduction", reduction, get_args(Reduction))
-        call = Call(**options)
-        outcome, _ = self._of_negatives(query, key, negatives, exclude, call, overwrite=True)
-        return _loss(outcome, reduction, call)
+        call = _call(options)
+        evaluated = self._of_negatives(query, key, negatives, exclude, call, kept=False)
+        return _reduced(evaluated.per_query, reduction, call)
+
+    def contrast(
+        self,
+        query: Float[Tensor, "batch dim"],
+        key: Float[Tensor, "batch dim"],
+        negatives: Float[Tensor, "K dim"] | Float[Tensor, "batch M dim"] | MemoryQueue,
+        exclude: Bool[Tensor, "batch columns"] | None = None,
+        **options: Unpack[CallOptions],
+    ) -> tuple[Contrast, MixPlan | None]:
+        """Return the loss with the similarities behind it, and the plan, for the diagnostics."""
+        call = _call(options)
+        evaluated = self._of_negatives(query, key, negatives, exclude, call, kept=True)
+        outcome = outcome_of(*evaluated, self.denominator.powers)
+        if call.sample_weights is not None:
+            outcome = outcome._replace(loss=_reduced(outcome.per_query, "mean", call))
+        return outcome, outcome.plan
 
     def in_batch(
         self,
@@ -150,8 +237,16 @@ class MochiLoss(nn.Module):
         """Return the mean loss with the other samples' keys as negatives, as in SimCLR: no queue.
 
         Keys receive gradients too, as positives and as real negatives. N is at most the batch size.
-        gathered: the keys of all processes, `hardmix.gather(key, with_gradient=True)`; those of
-        this process begin at row `first_row`, which is its rank times the batch size.
+
+        Args:
+            query: q.
+            key: k, the positive of the query in the same row.
+            exclude: pairs of samples that are no negatives of each other.
+            reduction: "none" for the loss of each query, "sum" for their sum.
+            gathered: the keys of all processes, `hardmix.gather(key, with_gradient=True)`; those of
+                this process begin at row `first_row`, which is its rank times the batch size.
+            first_row: see `gathered`.
+            options: see `CallOptions`.
         """
         check_choice("reduction", reduction, get_args(Reduction))
         keys = key if gathered is None else gathered
@@ -165,17 +260,13 @@ class MochiLoss(nn.Module):
                 f"first_row={first_row} with {len(query)} queries and {len(keys)} keys: the"
                 " queries' own keys are rows first_row and on; pass rank * batch size."
             )
-        call = Call(**options)
-        num_own = 0 if call.own_negatives is None else call.own_negatives.shape[1]
+        call = _call(options)
+        embeddings = _unit_embeddings(query, key, keys, call.own_negatives, call)
         place = torch.arange(len(query), device=query.device).unsqueeze(1) + first_row
-        own = place == torch.arange(len(keys), device=query.device)
-        exclude = widened(exclude, len(query), len(keys), num_own)
-        exclude = either(widened(own, len(query), len(keys), num_own), exclude)
-        given = call.own_negatives, call.normalised
-        vectors = unit_embeddings(query, key, keys, call.check, *given)
-        takes_part = TakesPart(exclude, exclude)
-        outcome, _ = self._contrast(vectors, takes_part, call, overwrite=True, at_most=True)
-        return _loss(outcome, reduction, call)
+        own_key = place == torch.arange(len(keys), device=query.device)
+        exclude = _either(_widened(own_key, embeddings), _widened(exclude, embeddings))
+        evaluated = self._evaluate(embeddings, exclude, call, kept=False)
+        return _reduced(evaluated.per_query, reduction, call)
 
     def symmetric(
         self,
@@ -186,33 +277,38 @@ class MochiLoss(nn.Module):
         reduction: Reduction = "mean",
         gathered: tuple[Float[Tensor, "all dim"], Float[Tensor, "all dim"]] | None = None,
         first_row: int = 0,
+        both_own_negatives: tuple[Tensor, Tensor] | None = None,
         **options: Unpack[CallOptions],
     ) -> Float[Tensor, "..."]:
         """Return the mean of both directions' `in_batch`, as in CLIP: first to second, and back.
 
-        Points are mixed of the negatives' side alone. exclude and positives: pairs of samples,
-        for both directions. gathered: `first` and `second` of all processes.
-        """
-        of_first, of_second = (None, None) if gathered is None else gathered
-        given: dict[str, Any] = {"reduction": reduction, "first_row": first_row, **options}
-        there = self.in_batch(first, second, exclude, gathered=of_second, **given)
-        back = self.in_batch(second, first, exclude, gathered=of_first, **given)
-        return (there + back) / 2
+        Points are mixed from the negatives' side alone.
 
-    def contrast(
-        self,
-        query: Float[Tensor, "batch dim"],
-        key: Float[Tensor, "batch dim"],
-        negatives: Float[Tensor, "K dim"] | Float[Tensor, "batch M dim"] | MemoryQueue,
-        exclude: Bool[Tensor, "batch columns"] | None = None,
-        **options: Unpack[CallOptions],
-    ) -> tuple[Contrast, MixPlan | None]:
-        """Return the loss with the similarities behind it, and the plan, for the diagnostics."""
-        call = Call(**options)
-        outcome, plan = self._of_negatives(query, key, negatives, exclude, call, overwrite=False)
-        if call.sample_weights is not None:
-            outcome = outcome._replace(loss=_loss(outcome, "mean", call))
-        return outcome, plan
+        Args:
+            first: embeddings of one modality or view.
+            second: those of the other, row by row.
+            exclude: pairs of samples, for both directions, like `positives`.
+            reduction: see `in_batch`.
+            gathered: `first` and `second` of all processes.
+            first_row: see `in_batch`.
+            both_own_negatives: further negatives of each row of `first`, and of each of `second`.
+            options: see `CallOptions`.
+        """
+        if options.pop("own_negatives", None) is not None:
+            raise InputError(
+                "own_negatives cannot serve both directions: pass both_own_negatives, a tuple of"
+                " those of `first` and those of `second`."
+            )
+        of_first, of_second = (None, None) if gathered is None else gathered
+        own_there, own_back = both_own_negatives or (None, None)
+        both: dict[str, Any] = {"reduction": reduction, "first_row": first_row, **options}
+        there = self.in_batch(
+            first, second, exclude, gathered=of_second, own_negatives=own_there, **both
+        )
+        back = self.in_batch(
+            second, first, exclude, gathered=of_first, own_negatives=own_back, **both
+        )
+        return (there + back) / 2
 
     def _of_negatives(
         self,
@@ -220,92 +316,275 @@ class MochiLoss(nn.Module):
         key: Tensor,
         negatives: Tensor | MemoryQueue,
         exclude: Tensor | None,
-        call: Call,
-        overwrite: bool,
-    ) -> tuple[Contrast, MixPlan | None]:
-        negatives, own = shared_and_own(query, negatives, call.own_negatives)
-        vectors = unit_embeddings(query, key, negatives, call.check, own, call.normalised)
-        by_slots = own is None and call.positives is None and self._points().by_slots(negatives)
-        num_own = 0 if own is None else own.shape[1]
-        takes_part = who_takes_part(query, negatives, exclude, by_slots, num_own)
-        return self._contrast(vectors, takes_part, call, overwrite, at_most=own is not None)
+        call: _Call,
+        kept: bool,
+    ) -> "_Evaluated":
+        negatives, own = _shared_and_own(query, negatives, call.own_negatives)
+        embeddings = _unit_embeddings(query, key, negatives, own, call)
+        exclude = _widened(exclude, embeddings)
+        if call.mix and own is None and self.num_pairs + self.num_with_query > 0:
+            check_num_hardest(self.num_hardest, len(embeddings.negatives))
+        if not isinstance(negatives, MemoryQueue):
+            return self._evaluate(embeddings, exclude, call, kept=kept)
+        keeps = self.real_negatives == "keep"
+        if keeps and _is_shorter(negatives, own, call):  # no mask is needed, and no launch for it
+            filled = negatives.filled
+            if negatives.start == "random":
+                return self._evaluate(embeddings, exclude, call, kept=kept, num_mixed=filled)
+            if not kept:
+                exclude = None if exclude is None else exclude[:, :filled]
+                embeddings = embeddings._replace(negatives=embeddings.negatives[:filled])
+                return self._evaluate(embeddings, exclude, call, kept=kept)
+        unfilled = negatives.unfilled()
+        if unfilled is not None:
+            unfilled = _widened(unfilled.expand(len(query), -1), embeddings)
+        if negatives.start == "empty":
+            exclude, unfilled = _either(exclude, unfilled), None
+        return self._evaluate(embeddings, exclude, call, kept=kept, not_mixed=unfilled)
 
-    def _contrast(
+    def _evaluate(
         self,
-        vectors: Vectors,
-        takes_part: TakesPart,
-        call: Call,
-        overwrite: bool,
-        at_most: bool = False,
-    ) -> tuple[Contrast, MixPlan | None]:
-        """`at_most`: N is limited by the number of negatives, without an error."""
-        temperature = self.temperature() if callable(self.temperature) else self.temperature
-        if call.mix and isinstance(self.strategy, FeatureTransformation):
-            exclude = takes_part.exclude
-            vectors, exclude = self.strategy.transform(vectors, exclude, call.generator)
-            takes_part = takes_part._replace(exclude=exclude)
-        query, key, negatives, own = vectors
-        positives = positives_of(vectors, call)
-        with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-            similarity, plan, log_weights = dots(query, negatives, own), None, None
-            takes_part = filtered(self.filter_negatives, vectors, similarity, takes_part, positives)
-            exclude, not_mixed, in_loss, mixed = takes_part
-            if self.weights is not None:
-                log_weights = self.weights(
-                    similarity[:, :in_loss],
-                    positive=(query * key).sum(dim=1),
-                    temperature=temperature,
-                    exclude=exclude,
-                    num_own=0 if own is None else own.shape[1],
-                )
-            points = self._points().at_most(
-                similarity.shape[1] if mixed is None else mixed, at_most or mixed is not None
-            )
-            if call.mix and points.any():
-                some = vectors._replace(negatives=negatives[:mixed])
-                plan, dropped = points.plan(some, similarity[:, :mixed], not_mixed, call)
-                exclude = either(exclude, dropped)
-        outcome = contrast(
-            query,
-            key,
-            negatives[:in_loss],
-            plan,
-            temperature=temperature,
-            exclude=exclude,
-            similarity=similarity[:, :in_loss],
-            through_query=self.through_query,
-            overwrite=overwrite,
-            num_pairs=self.num_pairs if points.ours else None,
-            every_point=not_mixed is None and points.every_point,
-            check=False,
-            own=own,
-            log_weights=log_weights,
-            denominator=self.denominator,
-            positives=positives,
-        )
-        return (outcome if overwrite else outcome._replace(real=similarity)), plan
+        embeddings: Embeddings,
+        exclude: Tensor | None,
+        call: _Call,
+        *,
+        kept: bool,
+        not_mixed: Tensor | None = None,
+        num_mixed: int | None = None,
+    ) -> "_Evaluated":
+        """Return the loss of unit vectors.
 
-    def _points(self) -> PointChoice:
-        counts = self.num_hardest, self.num_pairs, self.num_with_query
-        return PointChoice(*counts, self.strategy, self.real_negatives)
+        `kept`: whether the logits are wanted afterwards; `not_mixed`: negatives that are in the
+        loss, but not mixed; `num_mixed`: that only so many of the first may be mixed.
+        """
+        temperature = self.temperature() if callable(self.temperature) else self.temperature
+        transformation = self.mixing.transformation
+        if call.mix and transformation is not None:
+            embeddings, exclude = transformation.transform(embeddings, exclude, call.generator)
+        positives = _widened(call.positives, embeddings, "positives")
+        with torch.autocast(embeddings.query.device.type, enabled=False):
+            logits = logits_of(embeddings, temperature=temperature)
+            if self.filter_negatives is not None:
+                false = self._filtered(logits)
+                exclude = _either(exclude, false if positives is None else false & ~positives)
+            log_weights = None if self.weights is None else self._weighed(logits, exclude)
+            if call.mix:
+                not_mixed = _either(_either(exclude, not_mixed), positives)
+                candidates = self._candidates(logits, not_mixed, num_mixed, call)
+                plan = self._plan(candidates, call)
+                logits = with_points(logits, plan, through_query=self.through_query)
+                exclude = _either(exclude, dropped_negatives(candidates, self.real_negatives))
+            per_query = loss_of_queries(
+                self.denominator, logits, exclude, log_weights, positives, overwrite=not kept
+            )
+        return _Evaluated(per_query, logits, exclude, log_weights)
+
+    def _candidates(
+        self, logits: Logits, not_mixed: Tensor | None, num_mixed: int | None, call: _Call
+    ) -> Candidates:
+        """Return what the strategy may look at."""
+        real, embeddings = logits.real.detach(), logits.embeddings
+        if num_mixed is not None:
+            real, not_mixed = real[:, :num_mixed], _first_columns(not_mixed, num_mixed)
+            embeddings = embeddings._replace(negatives=embeddings.negatives[:num_mixed])
+        unchecked = not wants_check(call.check, real) and not in_one_piece(real)
+        if unchecked and not bool(real.sum().isfinite()):
+            real = real.nan_to_num()  # ranking refuses NaN; the loss shall be NaN
+        return Candidates(
+            logits=real,
+            temperature=logits.temperature,
+            num_hardest=min(self.num_hardest, logits.real.shape[1]),
+            num_pairs=self.num_pairs if real.shape[1] > 1 else 0,
+            num_with_query=self.num_with_query,
+            exclude=not_mixed,
+            embeddings=embeddings,
+            generator=call.generator,
+            rank_by=self.mixing.rank_by,
+            progress=call.progress,
+        )
+
+    def _plan(self, candidates: Candidates, call: _Call) -> MixPlan:
+        """Return the strategy's plan; refuse one that cannot be evaluated."""
+        real, embeddings = candidates.logits, candidates.embeddings
+        with torch.no_grad():
+            plan = self.mixing.strategy(candidates)
+        if not isinstance(plan, MixPlan):
+            raise InputError(
+                f"the strategy returned {type(plan).__name__}: it must return a MixPlan, as"
+                " hardmix.plan_mochi does."
+            )
+        assert embeddings is not None
+        check_plan(plan, len(real), embeddings.query.shape[1])
+        if self.mixing.checked and wants_check(call.check, real):
+            check_plan_rows(plan, real.shape[1])
+        return plan
+
+    def _filtered(self, logits: Logits) -> Tensor:
+        assert self.filter_negatives is not None
+        with torch.no_grad():
+            false = self.filter_negatives(logits)
+        batch, columns = logits.real.shape
+        check_mask(false, batch, columns, "the mask of filter_negatives")
+        return false
+
+    def _weighed(self, logits: Logits, exclude: Tensor | None) -> Any:
+        assert self.weights is not None
+        with torch.no_grad():
+            return self.weights(logits, exclude)
 
     def extra_repr(self) -> str:
         """Return the text that print() shows: the paper's MoCHi (N, s, s')."""
         numbers = f"{self.num_hardest}, {self.num_pairs}, {self.num_with_query}"
-        given = self.temperature
-        shown = f"{as_number(given):.4g}, learnt" if isinstance(given, Tensor) else given
-        return f"MoCHi ({numbers}), temperature={shown}"
+        temperature: Any = self.temperature
+        if isinstance(temperature, Tensor):
+            temperature = f"{as_number(temperature):.4g}, learnt"
+        return f"MoCHi ({numbers}), temperature={temperature}"
 
 
-def _named(name: str, given: Any, table: dict[str, Any], example: str) -> Any:
-    """Return the function of this name, or the one that was given."""
-    if not isinstance(given, str):
-        return given
-    check_choice(name, given, table, f", or pass a callable like {example}")
-    return table[given]
+def _mixing_choice(
+    strategy: str | Strategy | MixingChoice,
+    rank_by: RankBy | None,
+    transformation: FeatureTransformation | None,
+) -> MixingChoice:
+    """Return the strategy by its name, with what it ranks by and what it transforms."""
+    if isinstance(strategy, str):
+        check_choice("strategy", strategy, STRATEGIES, ", or pass a function of hardmix.Candidates")
+        chosen = STRATEGIES[strategy]
+    elif isinstance(strategy, MixingChoice):
+        chosen = strategy
+    elif callable(strategy):
+        chosen = MixingChoice(strategy, checked=True)
+    else:
+        raise InputError(
+            f"strategy={strategy!r} is neither a name nor a function: choose one of"
+            f" {', '.join(STRATEGIES)}, or pass a function of hardmix.Candidates."
+        )
+    if rank_by is not None:
+        check_choice("rank_by", rank_by, get_args(RankBy))
+        chosen = chosen._replace(rank_by=rank_by)
+    return chosen if transformation is None else chosen._replace(transformation=transformation)
 
 
-def _loss(outcome: Contrast, reduction: Reduction, call: Call) -> Tensor:
-    if reduction == "mean" and call.sample_weights is None:
-        return outcome.loss
-    return reduced(outcome.per_query, reduction, call.sample_weights)
+def _member(name: str, chosen: Any, table: Mapping[str, Callable[..., Any]]) -> Any:
+    """Return a member of the family by its name, or the callable that was passed."""
+    if chosen == "none":
+        return None
+    more = ", or pass a callable (docs/extending.md)"
+    if isinstance(chosen, str):
+        names = table if name == "denominator" else ("none", *table)
+        check_choice(name, chosen, names, more)
+        return table[chosen]()
+    if any(chosen is factory for factory in table.values()):
+        raise InputError(
+            f"{name}={chosen.__name__} is the factory itself: call it, {chosen.__name__}(...)."
+        )
+    if not callable(chosen) and not isinstance(chosen, Denominator):
+        raise InputError(
+            f"{name}={chosen!r} is neither a name nor a function: choose one of"
+            f" {', '.join(table)}{more}."
+        )
+    return chosen
+
+
+def _call(options: Mapping[str, Any]) -> _Call:
+    """Return the options of a call with their defaults; refuse unknown ones."""
+    for name in options:
+        check_choice("option", name, _Call._fields)
+    return _Call(**options)
+
+
+def _unit_embeddings(
+    query: Tensor,
+    key: Tensor,
+    negatives: Tensor | MemoryQueue,
+    own: Tensor | None,
+    call: _Call,
+) -> Embeddings:
+    """Return all vectors at unit length in one dtype, float32 or better."""
+    check_not_transformed()
+    vectors = negatives.keys if isinstance(negatives, MemoryQueue) else negatives
+    check_own(own, query)
+    check_shapes(query, key, vectors, may_be_empty=own is not None)
+    dtype = torch.promote_types(torch.promote_types(query.dtype, vectors.dtype), torch.float32)
+    with torch.autocast(query.device.type, enabled=False):
+        if call.normalised:
+            unit_query, unit_key = query.to(dtype), key.to(dtype)
+        else:
+            unit_query = unit_vectors("query", query, dtype, call.check)
+            unit_key = unit_vectors("key", key, dtype, call.check)
+        if isinstance(negatives, MemoryQueue):
+            vectors = vectors.to(dtype)
+        elif negatives is key:
+            vectors = unit_key
+        else:
+            vectors = unit_vectors("negatives", vectors, dtype, call.check)
+        if own is not None:
+            rows = unit_vectors("own_negatives", own.flatten(0, 1), dtype, call.check)
+            own = rows.view_as(own)
+    return Embeddings(unit_query, unit_key, vectors, own)
+
+
+def _shared_and_own(
+    query: Tensor, negatives: Tensor | MemoryQueue, own: Tensor | None
+) -> tuple[Tensor | MemoryQueue, Tensor | None]:
+    """Return the shared negatives, and those of each query's own: `negatives` may be either."""
+    if isinstance(negatives, MemoryQueue) or negatives.ndim != 3:
+        return negatives, own
+    if own is not None:
+        raise InputError(
+            f"negatives of shape {tuple(negatives.shape)} are each query's own, and own_negatives"
+            " are given as well: concatenate the two, or pass shared negatives of shape (K, dim)."
+        )
+    check_own(negatives, query, "negatives")
+    return query.new_empty(0, query.shape[-1]), negatives
+
+
+def _widened(
+    mask: Tensor | None, embeddings: Embeddings, name: str = "exclude"
+) -> Bool[Tensor, "batch columns"] | None:
+    """Return a mask with columns for the query's own negatives, too: False if it has none."""
+    batch, shared = len(embeddings.query), len(embeddings.negatives)
+    num_own = embeddings.num_own
+    if mask is None or num_own == 0 or mask.shape[-1] != shared:
+        check_mask(mask, batch, shared + num_own, name)
+        return mask
+    check_mask(mask, batch, shared, name)
+    return torch.cat([mask, mask.new_zeros(batch, num_own)], dim=1)
+
+
+def _is_shorter(queue: MemoryQueue, own: Tensor | None, call: _Call) -> bool:
+    """Return whether a queue is not full, and simply a shorter one for this call.
+
+    In `torch.compile` every fill shall be one graph.
+    """
+    if torch.compiler.is_compiling() or own is not None or call.positives is not None:
+        return False
+    return 2 <= queue.filled < len(queue)
+
+
+def _first_columns(mask: Tensor | None, number: int) -> Tensor | None:
+    return None if mask is None else mask[:, :number]
+
+
+def _either(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """Return the mask of both."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first | second
+
+
+def _reduced(per_query: Tensor, reduction: Reduction, call: _Call) -> Tensor:
+    """Return the mean or the sum of the queries' losses, or these themselves."""
+    weights = call.sample_weights
+    if weights is not None:
+        if tuple(weights.shape) != tuple(per_query.shape):
+            raise InputError(
+                f"sample_weights have shape {tuple(weights.shape)}: they must hold one"
+                f" number for each of the {len(per_query)} queries."
+            )
+        per_query = per_query * weights
+    if reduction == "none":
+        return per_query
+    if reduction == "sum":
+        return per_query.sum()
+    return per_query.mean() if weights is None else per_query.sum() / weights.sum()

@@ -13,19 +13,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hardmix.errors import InputError
-from hardmix.mixing.checks import (
-    check_counts,
-    check_mask,
-    check_not_transformed,
-    check_num_hardest,
-    check_similarity,
-)
-from hardmix.mixing.plans import DrawsByRow, Embeddings, MixPlan, Vectors
+from hardmix.mixing.logits import Embeddings
+from hardmix.mixing.random_draws import RandomSource
 
 
 @dataclass(frozen=True)
 class FeatureTransformation:
-    """A strategy that makes no points, but changes the vectors that are contrasted."""
+    """A change of the vectors that are contrasted; it makes no points."""
 
     positive_alpha: float | None = 2.0
     """l - 1 ~ Beta(alpha, alpha) for the positives; None leaves them as they are."""
@@ -41,39 +35,19 @@ class FeatureTransformation:
                     " the parameter of a Beta distribution; the paper uses 2 and 1.6."
                 )
 
-    def __call__(
-        self,
-        similarity: Float[Tensor, "batch K"],
-        *,
-        num_hardest: int,
-        num_pairs: int,
-        num_with_query: int,
-        exclude: Bool[Tensor, "batch K"] | None = None,
-        generator: torch.Generator | None = None,  # noqa: ARG002
-        embeddings: Embeddings | None = None,  # noqa: ARG002
-    ) -> MixPlan:
-        """Return a plan without points."""
-        check_not_transformed()
-        check_similarity(similarity)
-        check_counts(num_hardest, num_pairs, num_with_query)
-        check_num_hardest(num_hardest, similarity.shape[1])
-        check_mask(exclude, len(similarity), similarity.shape[1])
-        none = torch.empty(len(similarity), 0, dtype=torch.int64, device=similarity.device)
-        return MixPlan(none, none, similarity.new_empty(len(similarity), 0))
-
     def transform(
         self,
-        vectors: Vectors,
-        exclude: Tensor | None,
-        generator: torch.Generator | DrawsByRow | None,
-    ) -> tuple[Vectors, Tensor | None]:
+        embeddings: Embeddings,
+        exclude: Bool[Tensor, "batch columns"] | None,
+        generator: RandomSource,
+    ) -> tuple[Embeddings, Bool[Tensor, "batch columns"] | None]:
         """Return the vectors to contrast, and the mask: a mix with an excluded one is excluded."""
         if not (generator is None or isinstance(generator, torch.Generator)):
             raise InputError(
                 f"generator={type(generator).__name__} draws numbers of each query, but a feature"
                 " transformation needs one for the whole batch: pass a torch.Generator."
             )
-        query, key, negatives, own = vectors
+        query, key, negatives, own = embeddings
         if self.positive_alpha is not None:
             query, key = extrapolated_positives(query, key, self.positive_alpha, generator)
         if self.queue_alpha is not None:
@@ -82,7 +56,7 @@ class FeatureTransformation:
             if exclude is not None:
                 shared = exclude[:, : len(order)]
                 exclude = torch.cat([shared | shared[:, order], exclude[:, len(order) :]], dim=1)
-        return Vectors(query, key, negatives, own), exclude
+        return Embeddings(query, key, negatives, own), exclude
 
 
 def extrapolated_positives(
@@ -109,7 +83,7 @@ def mixed_queue(
 def _draws(
     negatives: Tensor, alpha: float, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """The queue's l, and the order in which it is mixed with itself."""
+    """Draw the queue's l, and the order in which it is mixed with itself."""
     share = _beta(alpha, negatives, generator)
     if generator is None:
         return share, torch.randperm(len(negatives), device=negatives.device)
@@ -121,7 +95,7 @@ def _draws(
 
 
 def _beta(alpha: float, like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """One number of Beta(alpha, alpha)."""
+    """Draw one number from Beta(alpha, alpha)."""
     if generator is None:
         return torch._sample_dirichlet(like.new_full((2,), alpha))[0]
     shapes = torch.full((2,), alpha, dtype=like.dtype, device=generator.device)

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from hardmix.mixing.checks import check_directions, wants_check
 
@@ -26,16 +25,15 @@ def unit_vectors(
         if wants_check(check, value):
             check_directions(name, value)
         return at_unit_length(value).to(dtype)
-    length = torch.linalg.vector_norm(value.detach(), dim=1, keepdim=True)
-    shortest, longest = (float(each) for each in torch.aminmax(length)) if len(value) else (1, 1)
+    length = torch.linalg.vector_norm(value, dim=1, keepdim=True)
+    known = length.detach()
+    shortest, longest = (float(each) for each in torch.aminmax(known)) if len(value) else (1, 1)
     if not (shortest > SHORTEST and longest < LONGEST):  # of NaN neither is true
         if wants_check(check, value):
             check_directions(name, value)
         return at_unit_length(value).to(dtype)
-    if value.requires_grad and torch.is_grad_enabled():
-        return normalize(value, dim=1).to(dtype)
     rounding = 4 * torch.finfo(value.dtype).eps
-    if longest - 1 <= rounding and 1 - shortest <= rounding:
+    if not length.requires_grad and longest - 1 <= rounding and 1 - shortest <= rounding:
         return value.to(dtype)
     unit: Tensor = (value / length).to(dtype)
     return unit

@@ -25,7 +25,7 @@ from hardmix.settings.saved import read_json
 
 FORMAT = 3
 """1 has no checksum of the manifest; since 3, tensors are named by their content."""
-BITS = 3
+BITS = 4
 """Raised when the same settings give other bits, as random numbers drawn in another way do; the
 causes stand in CHANGELOG. Runs of older versions go on, and say that they do so with other bits."""
 KEPT = 2

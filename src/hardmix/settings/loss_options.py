@@ -75,8 +75,9 @@ class LossConfig:
     """Weights of the real negatives: HCL (Robinson et al. 2021), hardness weighting (LLaVE), or a
     ring of percentiles (Wu et al. 2021)."""
     denominator: RunDenominator = setting("infonce", later=True)
-    """Eq. 1, or without the positive (decoupled), without the expected false negatives (debiased),
-    HCL as its authors train it, or with the hardness of a second temperature."""
+    """Eq. 1, or without the positive (decoupled; decoupled-weighted is DCLW), without the expected
+    false negatives (debiased), HCL as its authors train it, or with the hardness of a second
+    temperature."""
     filter: RunFilter = setting("none", name="filter of false negatives", later=True)
     """Leave out negatives above the positive's similarity minus loss.margin, above loss.share of
     it, or of the query's own cluster of images."""
@@ -92,6 +93,8 @@ class LossConfig:
     """Highest percentile of loss.weights ring."""
     factor: float = setting(10.0, label="second temperature x {}", later=True)
     """Second temperature over the first, for loss.denominator dual-temperature."""
+    sigma: float = setting(0.5, label="sigma = {}", later=True)
+    """Width of the positives' weights, for loss.denominator decoupled-weighted (DCLW)."""
     margin: float = setting(0.0, label="margin {}", later=True)
     """Margin of loss.filter above-positive."""
     share: float = setting(0.95, label="share {}", later=True)
@@ -105,7 +108,7 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         check_at_least(self, "loss", beta=0, alpha=0, clusters=2)
-        check_above(self, "loss", factor=0, share=0)
+        check_above(self, "loss", factor=0, share=0, sigma=0)
         check_between(self, "loss", 0.0, 0.999, "tau_plus")
         check_between(self, "loss", 0.0, 1.0, "jigsaw")
         check_between(self, "loss", -2.0, 2.0, "margin")

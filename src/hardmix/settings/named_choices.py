@@ -29,21 +29,29 @@ WeightsName = Literal["none", "hcl", "hardness", "given", "ring"]
 """How real negatives are weighted: HCL, hardness weighting, SimCSE's weight of given negatives, or
 a ring of percentiles."""
 
-RunWeights = Literal["none", "hcl", "hardness", "ring"]
+RunWeights = Literal["none", "hcl", "hardness", "ring", "own"]
 """The same in `hardmix pretrain`, where no negatives are given with a query."""
 
 DenominatorName = Literal[
-    "infonce", "decoupled", "debiased", "hcl", "dual-temperature", "supcon-in"
+    "infonce",
+    "decoupled",
+    "decoupled-weighted",
+    "debiased",
+    "hcl",
+    "dual-temperature",
+    "supcon-in",
 ]
 """What the loss is made of its positive and its negatives: Eq. 1, or a later paper's."""
 
-RunDenominator = Literal["infonce", "decoupled", "debiased", "hcl", "dual-temperature"]
+RunDenominator = Literal[
+    "infonce", "decoupled", "decoupled-weighted", "debiased", "hcl", "dual-temperature", "own"
+]
 """The same in `hardmix pretrain`, where a query has one positive."""
 
 FilterName = Literal["none", "above-positive", "share-of-positive"]
 """Which negatives are taken for false ones and left out, without labels."""
 
-RunFilter = Literal["none", "above-positive", "share-of-positive", "same-cluster"]
+RunFilter = Literal["none", "above-positive", "share-of-positive", "same-cluster", "own"]
 """The same in `hardmix pretrain`, which can also cluster the images before each epoch."""
 
 Reduction = Literal["mean", "sum", "none"]
@@ -52,6 +60,10 @@ Reduction = Literal["mean", "sum", "none"]
 RealNegatives = Literal["keep", "drop_hardest", "drop_all"]
 """Which real negatives stay in the loss next to the synthetic ones. The paper keeps all; it never
 defines its row "(all queue)", and "drop_all" is our most plausible reading of it."""
+
+RankBy = Literal["query", "key"]
+"""What negatives are ranked by: their similarity to the query (Sec. 4.1), or to its key (App.
+B.2)."""
 
 QueueStart = Literal["random", "empty"]
 """What an unfilled slot holds: a random negative, as in official MoCo, or nothing."""

@@ -24,7 +24,8 @@ TRUST = 0.001
 class Lars(torch.optim.Optimizer):
     """SGD with momentum, each layer's step scaled by the norm of its weights (You et al. 2017).
 
-    As in SimCLR, norms and biases that are not decayed (optimizer.decay_all=False) are updated by
+    As in SimCLR's and BYOL's code, the scale is |w| / |g + decay w|; You et al. divide by
+    |g| + decay |w|, and so does LARC. As there, norms and biases that are not decayed (optimizer.decay_all=False) are updated by
     plain SGD, and so is a layer whose weights or gradients are all 0.
     """
 
@@ -51,11 +52,10 @@ class Lars(torch.optim.Optimizer):
         gradient = parameter.grad
         assert gradient is not None
         decay = group["weight_decay"]
-        length, slope = parameter.norm(), gradient.norm()
         gradient = gradient.add(parameter, alpha=decay)
         if group["in_proportion"]:
-            trust = TRUST * length / (slope + decay * length)
-            gradient *= torch.where((length > 0) & (slope > 0), trust, 1.0)
+            length, slope = parameter.norm(), gradient.norm()
+            gradient *= torch.where((length > 0) & (slope > 0), TRUST * length / slope, 1.0)
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)

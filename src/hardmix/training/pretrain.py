@@ -19,7 +19,9 @@ from hardmix.data.workers import dead_workers_named
 from hardmix.errors import InputError, OutputError, UnfinishedError
 from hardmix.evaluation.features import extract
 from hardmix.evaluation.knn import knn_accuracy
-from hardmix.mixing.plans import Strategy
+from hardmix.methods.base import OwnMixing
+from hardmix.mixing.family import Denominator, Formula, NegativeFilter, NegativeWeights
+from hardmix.mixing.strategies import Strategy
 from hardmix.runs.folder import OWN_TRUNK, Resume, Run, check_resumable
 from hardmix.runtime.atomic_files import locked_folder, remove_leftovers, write_atomically
 from hardmix.runtime.console import Meter, progress, say, speak_as
@@ -69,6 +71,9 @@ def pretrain(
     resume: Resume = False,
     trunk: nn.Module | None = None,
     strategy: Strategy | None = None,
+    weights: NegativeWeights | None = None,
+    denominator: Denominator | Formula | None = None,
+    filter_negatives: NegativeFilter | None = None,
     images: ImageSet | None = None,
     views: Pipeline | Sequence[Pipeline] | None = None,
     on_log: OnLog | None = None,
@@ -76,9 +81,10 @@ def pretrain(
 ) -> Run:
     """Train an encoder and write the run's folder.
 
-    `trunk` is your own network, `strategy` your own plan for synthetic points, `images` your own
-    image set, and `views` your own pipeline that makes a view of an image (for the last three the
-    saved config says "own"; see docs/extending.md). `on_log` is called with every line of
+    `trunk` is your own network, `strategy` your own plan for synthetic points, `weights`,
+    `denominator` and `filter_negatives` your own parts of the loss, `images` your own image set,
+    and `views` your own pipeline that makes a view of an image (for all but the trunk the saved
+    config says "own"; see docs/extending.md). `on_log` is called with every line of
     metrics.jsonl. With `resume` a stopped run continues from its last checkpoint, and a finished
     run continues from its end if more epochs are asked for (App. C.1: the 800-epoch runs).
 
@@ -86,15 +92,15 @@ def pretrain(
     written, for example on a full disk, `OutputError` is raised at the end. With torch.distributed
     every rank calls this function, and rank 0 writes.
     """
-    if strategy is not None:
-        config = replace(config, mix=replace(config.mix, strategy="own"))
+    mixing = OwnMixing(strategy, weights, denominator, filter_negatives)
+    config = _with_own_mixing(config, mixing)
     if images is not None:
         config = replace(config, data=replace(config.data, name="own", root=None))
     if views is not None:
         config = replace(config, data=replace(config.data, views=OWN_VIEWS))
     root = absolute_root(config.data.root)  # so that the run can be used from any folder
     config = replace(config, data=replace(config.data, root=root))
-    own = Own(trunk=trunk, strategy=strategy, images=images, views=views, on_log=on_log)
+    own = Own(trunk=trunk, mixing=mixing, images=images, views=views, on_log=on_log)
     run = Run(out)
     if not is_main():
         speak_as(rank())  # in a program with processes of its own, too
@@ -120,6 +126,17 @@ def pretrain(
             if lost:
                 raise OutputError(lost)
     return run
+
+
+def _with_own_mixing(config: PretrainConfig, own: OwnMixing) -> PretrainConfig:
+    """Return the config that says "own" for each function that was passed."""
+    if own.strategy is not None:
+        config = replace(config, mix=replace(config.mix, strategy="own"))
+    loss = config.loss
+    loss = loss if own.weights is None else replace(loss, weights="own")
+    loss = loss if own.denominator is None else replace(loss, denominator="own")
+    loss = loss if own.filter_negatives is None else replace(loss, filter="own")
+    return replace(config, loss=loss)
 
 
 @contextmanager

@@ -11,8 +11,7 @@ from hardmix.data.loading import open_loader
 from hardmix.data.own_views import Pipeline
 from hardmix.errors import InputError
 from hardmix.methods.all_methods import METHODS, build_method
-from hardmix.methods.base import Materials
-from hardmix.mixing.plans import Strategy
+from hardmix.methods.base import Materials, OwnMixing
 from hardmix.models.encoders import UNSPLIT_WARNING
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import warn
@@ -38,7 +37,7 @@ class Own:
     """Your own objects, used in place of what the settings name."""
 
     trunk: nn.Module | None = None
-    strategy: Strategy | None = None
+    mixing: OwnMixing | None = None
     images: ImageSet | None = None
     views: Pipeline | Sequence[Pipeline] | None = None
     on_log: OnLog | None = None
@@ -67,7 +66,7 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
     materials = Materials(
         compute,
         trunk,
-        own.strategy,
+        own.mixing,
         None if images is None else len(images),
         len(images.classes or ()) if images is not None else 0,
         images,
