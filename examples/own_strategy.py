@@ -1,4 +1,4 @@
-"""A strategy of your own: any function like `hardmix.plan_mochi` will do for its name.
+"""A strategy of your own: a function of `hardmix.Candidates` that returns a plan.
 
 The very hardest negatives are often of the query's own class (Fig. 2c). This one skips them, and
 mixes those that come next.
@@ -7,26 +7,24 @@ python examples/own_strategy.py [--steps 100] [--num-skipped 64]
 """
 
 import copy
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 import tyro
-from torch import Tensor
 
 from digits import DIM, build_encoder, follow, read_digits, view
-from hardmix import MemoryQueue, MixPlan, MochiLoss, false_parents, plan_mochi
+from hardmix import Candidates, MemoryQueue, MixPlan, MochiLoss, false_parents, plan_points
 
 
-def plan_semi_hard(
-    similarity: Tensor, *, exclude: Tensor | None = None, num_skipped: int = 64, **settings: Any
-) -> MixPlan:
+def plan_semi_hard(candidates: Candidates, *, num_skipped: int = 64) -> MixPlan:
     """MoCHi's points, made of the N hardest negatives after the `num_skipped` very hardest."""
+    similarity, exclude = candidates.similarity, candidates.exclude
     if exclude is None:
         exclude = torch.zeros_like(similarity, dtype=torch.bool)
     allowed = similarity.masked_fill(exclude, -torch.inf)
     least = allowed.topk(num_skipped, dim=1).values[:, -1:]
-    return plan_mochi(similarity, exclude=exclude | (allowed >= least), **settings)
+    return plan_points(replace(candidates, exclude=exclude | (allowed >= least)))
 
 
 def main(steps: int = 100, num_skipped: int = 64) -> tuple[float, float]:

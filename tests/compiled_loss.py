@@ -3,11 +3,21 @@
 A program of its own, because the tests' type checks cannot be compiled.
 """
 
+from functools import partial
+
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.functional import normalize
 
-from hardmix import DENOMINATORS, STRATEGIES, WEIGHTS, MemoryQueue, MochiLoss
+from hardmix import (
+    DENOMINATORS,
+    FILTERS,
+    STRATEGIES,
+    WEIGHTS,
+    MemoryQueue,
+    MochiLoss,
+    plan_fixed_percentage,
+)
 from hardmix.methods.base import TrainingPosition
 from hardmix.methods.mixing_schedule import MixingSchedule
 from hardmix.methods.moco import _contrast
@@ -24,12 +34,12 @@ def data(rows: int) -> torch.Tensor:
 
 def compare(loss: MochiLoss, compiled, negatives, **options) -> None:
     query, key = data(6).requires_grad_(), data(6)
-    found = []
+    results = []
     for each in (compiled, loss):
         torch.manual_seed(1)  # the same random numbers
         value = each(query, key, negatives, **options)
-        found.append([value, *torch.autograd.grad(value, query)])
-    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+        results.append([value, *torch.autograd.grad(value, query)])
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
 def one_graph(loss: MochiLoss):
@@ -58,27 +68,51 @@ def strategy(name: str) -> None:
 
 
 def training(start: str, **mix: object) -> None:
-    """As the training step calls it: a loss and random numbers for each step, into one graph."""
+    """As the training step calls it: numbers and progress of each step, into one graph."""
     config = PretrainConfig(mix=MixConfig(**SMALL, **mix))
     schedule, memory = MixingSchedule(config), MemoryQueue(100, 16, start=start)
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(_contrast, fullgraph=True, backend=counter)
-    seen = []
+    shares = []
     for step in range(6):
         memory.enqueue(data(25 - step))
-        at = TrainingPosition(step, epoch=step // 2)
+        at = TrainingPosition(step, epoch=step * config.train.epochs / 5)
         query, key = normalize(data(6), dim=1).requires_grad_(), normalize(data(6), dim=1)
-        exclude, found = torch.rand(6, 100, generator=DATA) < 0.2, []
+        exclude, results = torch.rand(6, 100, generator=DATA) < 0.2, []
         for each in (compiled, _contrast):
-            numbers = {"mix": True, "generator": schedule.generator(at)}
-            outcome, plan = each(schedule.loss(at.epoch), query, key, memory, exclude, **numbers)
+            outcome, plan = each(
+                schedule.loss,
+                query,
+                key,
+                memory,
+                exclude,
+                mix=True,
+                generator=schedule.generator(at),
+                progress=schedule.progress(at.epoch),
+            )
             gradient = torch.autograd.grad(outcome.loss, query)
-            found.append([outcome.loss, outcome.real, *gradient, plan.base, plan.share])
-        torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
-        seen.append(plan.share)
-    assert all(not torch.equal(seen[0], each) for each in seen[1:]), "draws of every step differ"
+            results.append([outcome.loss, outcome.real, *gradient, plan.base, plan.share])
+        torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+        shares.append(plan.share)
+    assert all(not torch.equal(shares[0], each) for each in shares[1:]), "every step draws anew"
     assert counter.frame_count == 1, counter.frame_count
+
+
+def curriculum() -> None:
+    """A strategy that changes with progress: points appear during training, in one graph."""
+    options = {"percentage": 0.0, "percentage_end": 100.0}
+    strategy = partial(plan_fixed_percentage, **options)
+    loss = MochiLoss(**SMALL, strategy=strategy)
+    compiled, counter = one_graph(loss)
+    for step in range(6):
+        compare(loss, compiled, data(100), progress=torch.tensor([step / 5]))
+    assert counter.frame_count == 1, counter.frame_count
+    numbers = []
+    for progress in (0.0, 0.5, 1.0):
+        _, plan = loss.contrast(data(6), data(6), data(100), progress=progress)
+        numbers.append(int((plan.base >= 0).sum()))
+    assert numbers == sorted(set(numbers)), numbers
 
 
 def family(**options: object) -> None:
@@ -86,10 +120,10 @@ def family(**options: object) -> None:
     temperature = torch.nn.Parameter(torch.tensor(0.3))
     loss = MochiLoss(**SMALL, temperature=temperature, **options)
     compiled, counter = one_graph(loss)
-    given = {"own_negatives": torch.randn(6, 3, 16, generator=DATA)}
+    inputs = {"own_negatives": torch.randn(6, 3, 16, generator=DATA)}
     if options.get("denominator", "infonce") in ("infonce", "supcon-in"):
-        given["positives"] = torch.rand(6, 100, generator=DATA) < 0.1
-    compare(loss, compiled, data(100), **given)
+        inputs["positives"] = torch.rand(6, 100, generator=DATA) < 0.1
+    compare(loss, compiled, data(100), **inputs)
     assert counter.frame_count == 1, counter.frame_count
 
 
@@ -98,9 +132,13 @@ if __name__ == "__main__":
         family(denominator=each)
     for each in WEIGHTS:
         family(weights=each, filter_negatives="share-of-positive")
+    for each in FILTERS:
+        family(filter_negatives=each)
     for start in ("random", "empty"):
         fills(start)
         training(start)
     training("random", strategy="softmax-sampled")
+    training("empty", strategy="fixed-percentage", percentage=0.0, percentage_end=100.0)
+    curriculum()
     for each in STRATEGIES:
         strategy(each)

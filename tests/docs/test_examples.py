@@ -12,7 +12,7 @@ os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORM
 import pytest
 import torch
 
-from hardmix import hardest_negatives, load_encoder
+from hardmix import Candidates, hardest_negatives, load_encoder
 from places import ROOT
 
 FOLDER = ROOT / "examples"
@@ -132,9 +132,8 @@ def test_the_own_strategy_mixes_none_of_the_skipped_and_only_the_next():
     similarity = torch.randn(5, 50)
     exclude = torch.rand(5, 50) < 0.2
     settings = {"num_hardest": 10, "num_pairs": 40, "num_with_query": 20}
-    plan = example("own_strategy").plan_semi_hard(
-        similarity, exclude=exclude, num_skipped=6, **settings
-    )
+    candidates = Candidates(logits=similarity, exclude=exclude, **settings)
+    plan = example("own_strategy").plan_semi_hard(candidates, num_skipped=6)
     upper, skipped = (hardest_negatives(similarity, number, exclude) for number in (16, 6))
     for row in range(5):
         wanted = set(upper.positions[row].tolist()) - set(skipped.positions[row].tolist())

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from itertools import combinations
 from pathlib import Path
 from typing import get_args
 
@@ -16,7 +17,15 @@ import torch
 from safetensors.torch import load_file
 
 import hardmix
-from hardmix import InputError
+from hardmix import (
+    QUERY,
+    Candidates,
+    Embeddings,
+    InputError,
+    hardest_negatives,
+    materialize,
+    plan_points,
+)
 from hardmix.commands import main as cli
 from hardmix.data.datasets import has_test, open_images
 from hardmix.data.image_files import UnreadableImage
@@ -31,6 +40,7 @@ from hardmix.settings.saved import settings
 from hardmix.training.pretrain import pretrain
 from places import ROOT
 from ranks import state_of, tiny
+from reference import unit
 
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 
@@ -62,13 +72,14 @@ def test_the_blocks_of_the_page_run_one_after_the_other(capfd):
     with allowing():  # what the blocks allow stays with them
         for block in blocks:
             exec(compile(block, "docs/extending.md", "exec"), names)
-    assert len(blocks) == 11
+    assert len(blocks) == 15
 
-    plan = names["half_mixed"](torch.rand(3, 20), num_hardest=8, num_pairs=5, num_with_query=2)
-    assert plan.share[:, :5].eq(0.5).all()
-    assert not plan.share[:, 5:].eq(0.5).any()
+    strategies_are_what_they_say(names)
+    parts_of_the_loss_are_what_they_say(names)
+    own_loss = {"loss.weights": "own", "loss.denominator": "own", "loss.filter": "own"}
     for name, own in {
         "half-mixed": {"mix.strategy": "own"},
+        "own-loss": own_loss,
         "my-net": {"model.backbone": "my_net:make_net"},
         "own-trunk": {},
         "stripes": {"data.name": "own"},
@@ -91,6 +102,75 @@ def test_the_blocks_of_the_page_run_one_after_the_other(capfd):
     images = torch.rand(2, 3, 32, 32)
     assert names["encoder"](images).shape == (2, 32)
     opened_by_commands(capfd)
+
+
+def candidates_of(vectors: Embeddings, **options) -> Candidates:
+    counts = {"num_hardest": 8, "num_pairs": 5, "num_with_query": 2}
+    similarity = vectors.query @ vectors.negatives.T
+    return Candidates(logits=similarity, embeddings=vectors, **counts | options)
+
+
+def strategies_are_what_they_say(names):
+    vectors = Embeddings(unit(3, 6), unit(3, 6), unit(20, 6))
+    candidates = candidates_of(vectors)
+    plan = names["half_mixed"](candidates)
+    assert plan.share[:, :5].eq(0.5).all()
+    assert not plan.share[:, 5:].eq(0.5).any()
+
+    for progress, number in ((0.0, 20), (0.5, 14), (1.0, 8)):
+        at = candidates_of(vectors, num_pairs=2000, progress=torch.tensor(progress))
+        plan, hardest = names["narrowing"](at), hardest_negatives(at.similarity, number)
+        assert [row.unique().tolist() for row in plan.base] == hardest.positions.tolist()
+
+    seeds = [torch.Generator().manual_seed(4) for _ in range(2)]
+    straight = plan_points(candidates_of(vectors, generator=seeds[0]))
+    plan = names["slerp"](candidates_of(vectors, generator=seeds[1]))
+    base = vectors.negatives[plan.base]
+    partner = torch.where(
+        (plan.partner == QUERY).unsqueeze(2),
+        vectors.query.unsqueeze(1),
+        vectors.negatives[plan.partner.clamp(min=0)],
+    )
+    angle, t = (base * partner).sum(dim=2, keepdim=True).acos(), straight.share.unsqueeze(2)
+    arc = (((1 - t) * angle).sin() * base + (t * angle).sin() * partner) / angle.sin()
+    torch.testing.assert_close(materialize(plan, *vectors[:3]), arc)
+
+    plan = names["three_way"](candidates)
+    for row, hardest in enumerate(candidates.hardest.positions.tolist()):
+        assert set(plan.base[row].tolist()) <= set(hardest)
+        for point in materialize(plan, *vectors[:3])[row]:
+            misfits = []
+            for parents in combinations(hardest, 3):
+                matrix = vectors.negatives[list(parents)].T
+                shares = torch.linalg.lstsq(matrix, point.unsqueeze(1)).solution
+                misfit = float((matrix @ shares - point.unsqueeze(1)).norm())
+                misfits.append(misfit if (shares > -1e-9).all() else 1.0)
+            assert min(misfits) < 1e-9  # a positive mix of three of the hardest
+    value = hardmix.MochiLoss(8, 5, 2, strategy=names["three_way"])(*vectors[:3])
+    assert value.isfinite()
+
+
+def parts_of_the_loss_are_what_they_say(names):
+    vectors = Embeddings(unit(3, 6), unit(3, 6), unit(20, 6))
+    similarity, positive = vectors.query @ vectors.negatives.T, (vectors[0] * vectors[1]).sum(dim=1)
+
+    def loss(**parts):
+        module = hardmix.MochiLoss(8, 0, 0, temperature=0.5, **parts)
+        return module(*vectors[:3], reduction="none")
+
+    ranked = similarity.sort(dim=1, descending=True).values
+    weighted = ((ranked / 0.5).exp() / torch.arange(1, 21)).sum(dim=1)
+    expected = torch.log1p(weighted / (positive / 0.5).exp())
+    torch.testing.assert_close(loss(weights=names["rank_weights"]), expected)
+    plain = loss()
+    focal = (1 - (-plain).exp()) ** 2 * plain
+    torch.testing.assert_close(loss(denominator=names["focal"]), focal)
+    similar = vectors.negatives.clone()
+    similar[:3] = vectors.query
+    among = hardmix.MochiLoss(8, 0, 0, filter_negatives=names["nearly_the_same"])
+    outcome, _ = among.contrast(vectors.query, vectors.key, similar)
+    assert torch.equal(outcome.exclude, vectors.query @ similar.T > 0.95)
+    assert outcome.exclude[:, :3].diagonal().all()
 
 
 def opened_by_commands(capfd):

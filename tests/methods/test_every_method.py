@@ -212,7 +212,7 @@ def test_mixing_is_refused_where_there_are_no_negatives(name, tmp_path, capfd):
     assert "--mix.num-pairs" in words
     assert "no negatives to mix" in words
     with pytest.raises(InputError, match="no negatives to mix"):
-        pretrain(tiny(name), tmp_path / "run", strategy=lambda *_, **__: None)
+        pretrain(tiny(name), tmp_path / "run", strategy=lambda _: None)
 
 
 def test_settings_that_a_method_cannot_have_are_refused(tmp_path):

@@ -8,6 +8,8 @@ import torch
 
 from hardmix import (
     STRATEGIES,
+    VECTOR,
+    Candidates,
     Contrast,
     Embeddings,
     InputError,
@@ -22,8 +24,6 @@ from hardmix import (
     hardest_negatives,
     matching_probability,
     materialize,
-    mix_pairs,
-    mix_with_query,
     plan_beta_weighted,
     plan_fixed_percentage,
     plan_mochi,
@@ -31,6 +31,7 @@ from hardmix import (
     proxy_accuracy,
     uniformity,
 )
+from hardmix.mixing.plans import mix
 from reference import unit
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
@@ -38,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("unchecked_types")
 BATCH, K, DIM = 3, 8, 4
 COUNTS = {"num_hardest": 4, "num_pairs": 3, "num_with_query": 2}
 NOT_POSITIVE = [0.0, -0.2, math.nan, math.inf]
-EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
 EVERY_VECTOR = pytest.mark.parametrize("name", ["query", "key", "negatives"])
 BOTH_LOSSES = pytest.mark.parametrize("loss", ["contrast", "MochiLoss"])
 
@@ -69,6 +70,11 @@ def plan(similarity) -> MixPlan:
 @pytest.fixture
 def outcome(vectors) -> Contrast:
     return contrast(**vectors, temperature=0.2)
+
+
+def candidates(similarity, vectors=None, **options) -> Candidates:
+    embeddings = None if vectors is None else Embeddings(**vectors)
+    return Candidates(logits=similarity, embeddings=embeddings, **COUNTS | options)
 
 
 def evaluate(loss: str, vectors, **options):
@@ -105,7 +111,7 @@ def test_counts_that_are_not_whole_numbers_are_refused(name, value, similarity):
 def test_sizes_that_are_not_whole_numbers_are_refused(outcome):
     refused(lambda: MemoryQueue(16.0, DIM), "size=16.0", "float", "whole number")
     refused(lambda: MemoryQueue(K, "4"), "dim='4'", "str", "whole number")
-    refused(lambda: matching_probability(outcome, 0.2, top=2.0), "top=2.0", "whole number")
+    refused(lambda: matching_probability(outcome, top=2.0), "top=2.0", "whole number")
 
 
 def test_numpys_whole_numbers_are_taken(vectors):
@@ -115,11 +121,13 @@ def test_numpys_whole_numbers_are_taken(vectors):
 
 @EVERY_STRATEGY
 @pytest.mark.parametrize(("change", "parts"), [*BAD_COUNTS, TOO_MANY])
-def test_counts_out_of_range_are_refused_by_every_strategy(
-    strategy, change, parts, similarity, vectors
-):
-    counts = COUNTS | change
-    refused(lambda: strategy(similarity, **counts, embeddings=Embeddings(**vectors)), *parts)
+def test_counts_out_of_range_are_refused_with_every_strategy(strategy, change, parts, vectors):
+    refused(lambda: MochiLoss(**COUNTS | change, strategy=strategy)(**vectors), *parts)
+
+
+@pytest.mark.parametrize(("change", "parts"), BAD_COUNTS)
+def test_no_strategy_is_shown_counts_out_of_range(change, parts, similarity, vectors):
+    refused(lambda: candidates(similarity, vectors, **change), *parts)
 
 
 @pytest.mark.parametrize(("change", "parts"), BAD_COUNTS)
@@ -133,40 +141,45 @@ def test_more_hardest_negatives_than_there_are_is_refused(vectors, similarity):
     refused(lambda: loss(**vectors), *parts)
     refused(lambda: loss(vectors["query"], vectors["key"], MemoryQueue(K, DIM)), *parts)
     refused(lambda: hardest_negatives(similarity, K + 1), *parts)
-    refused(lambda: dropped_negatives(similarity, "drop_hardest", K + 1), *parts)
+    dropping = MochiLoss(**(COUNTS | change), real_negatives="drop_hardest")
+    refused(lambda: dropping(**vectors), *parts)
 
 
 @pytest.mark.parametrize("number", [0, -2])
 def test_fewer_than_one_hardest_negative_is_refused(number, similarity):
     parts = [f"num_hardest={number}", "below 1"]
     refused(lambda: hardest_negatives(similarity, number), *parts)
-    refused(lambda: dropped_negatives(similarity, "drop_hardest", number), *parts)
+    refused(
+        lambda: dropped_negatives(candidates(similarity, num_hardest=number), "drop_hardest"),
+        *parts,
+    )
 
 
 def test_a_negative_number_of_points_is_refused(similarity):
     hardest = hardest_negatives(similarity, 4)
-    refused(lambda: mix_pairs(hardest, -1), "num_pairs=-1", "below 0")
-    refused(lambda: mix_with_query(hardest, -1), "num_with_query=-1", "below 0")
+    refused(lambda: mix(hardest, -1, 0, similarity), "num_pairs=-1", "below 0")
+    refused(lambda: mix(hardest, 0, -1, similarity), "num_with_query=-1", "below 0")
 
 
 def test_a_negative_number_of_ranks_is_refused(outcome):
     false = torch.zeros(BATCH, K, dtype=torch.bool)
     refused(lambda: false_negatives_top(outcome.real, false, top=-1), "top=-1", "1")
-    refused(lambda: matching_probability(outcome, 0.2, top=-1), "top=-1")
+    refused(lambda: matching_probability(outcome, top=-1), "top=-1")
 
 
 @pytest.mark.parametrize("temperature", NOT_POSITIVE)
-def test_a_temperature_that_is_not_above_nought_is_refused(temperature, vectors, outcome):
+def test_a_temperature_that_is_not_above_nought_is_refused(temperature, vectors):
     parts = [f"temperature={temperature}", "finite number above 0"]
     refused(lambda: contrast(**vectors, temperature=temperature), *parts)
     refused(lambda: MochiLoss(temperature=temperature), *parts)
-    refused(lambda: matching_probability(outcome, temperature), *parts)
+    learnt = torch.tensor(temperature, dtype=torch.float64)
+    refused(lambda: MochiLoss(**COUNTS, temperature=lambda: learnt)(**vectors), *parts)
 
 
 @pytest.mark.parametrize("temperature", [0.0, math.nan])
 def test_a_sampling_temperature_is_refused_by_its_own_name(temperature, similarity):
     refused(
-        lambda: plan_softmax_sampled(similarity, **COUNTS, sampling_temperature=temperature),
+        lambda: plan_softmax_sampled(candidates(similarity), sampling_temperature=temperature),
         f"sampling_temperature={temperature}",
         "finite number above 0",
     )
@@ -175,9 +188,7 @@ def test_a_sampling_temperature_is_refused_by_its_own_name(temperature, similari
 @pytest.mark.parametrize("percentage", [-0.5, 100.5, math.nan])
 def test_a_percentage_out_of_range_is_refused(percentage, similarity, vectors):
     refused(
-        lambda: plan_fixed_percentage(
-            similarity, **COUNTS, embeddings=Embeddings(**vectors), percentage=percentage
-        ),
+        lambda: plan_fixed_percentage(candidates(similarity, vectors), percentage=percentage),
         f"percentage={percentage}",
         "between 0 and 100",
     )
@@ -193,13 +204,13 @@ def test_an_unknown_strategy_is_answered_with_the_known_ones_nearest_first():
 
 def test_an_unknown_fate_of_the_real_negatives_is_refused(similarity):
     parts = ["real_negatives='drop'", "keep", "drop_hardest", "drop_all"]
-    refused(lambda: dropped_negatives(similarity, "drop", 4), *parts)
+    refused(lambda: dropped_negatives(candidates(similarity), "drop"), *parts)
     refused(lambda: MochiLoss(real_negatives="drop"), *parts)
 
 
 def test_an_unknown_weighing_is_refused(similarity):
     refused(
-        lambda: plan_beta_weighted(similarity, **COUNTS, weighing="alpha"),
+        lambda: plan_beta_weighted(candidates(similarity), weighing="alpha"),
         "weighing='alpha'",
         "one-minus-beta",
         "log-beta",
@@ -210,9 +221,18 @@ def test_an_unknown_start_is_refused():
     refused(lambda: MemoryQueue(K, DIM, start="full"), "start='full'", "random", "empty")
 
 
-@pytest.mark.parametrize("name", ["ranked-by-key", "fixed-percentage"])
-def test_strategies_that_need_embeddings_say_so(name, similarity):
-    refused(lambda: STRATEGIES[name](similarity, **COUNTS), "embeddings=None", name, "Embeddings(")
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("ranked-by-key", 'rank_by="key"'),
+        ("fixed-percentage", "'fixed-percentage'"),
+        ("synco", "'synco'"),
+    ],
+)
+def test_strategies_that_need_embeddings_say_so(name, part, similarity):
+    choice = STRATEGIES[name]
+    without = candidates(similarity, rank_by=choice.rank_by)
+    refused(lambda: choice.strategy(without), "embeddings=None", part, "Embeddings(")
 
 
 # Vectors
@@ -331,36 +351,24 @@ BAD_SIMILARITY = [
 ]
 
 
-@EVERY_STRATEGY
 @pytest.mark.parametrize(("spoil", "parts"), BAD_SIMILARITY)
-def test_similarities_that_cannot_be_ranked_are_refused_by_every_strategy(
-    strategy, spoil, parts, similarity, vectors
-):
-    refused(
-        lambda: strategy(spoil(similarity), **COUNTS, embeddings=Embeddings(**vectors)),
-        "similarity has",
-        *parts,
-    )
+def test_no_strategy_is_shown_similarities_that_cannot_be_ranked(spoil, parts, similarity, vectors):
+    refused(lambda: candidates(spoil(similarity), vectors), "logits has", *parts)
 
 
 @pytest.mark.parametrize(("spoil", "parts"), BAD_SIMILARITY)
-def test_similarities_that_cannot_be_ranked_are_refused_everywhere_else(
-    spoil, parts, similarity, vectors
-):
+def test_similarities_that_cannot_be_ranked_are_refused_everywhere_else(spoil, parts, similarity):
     bad, false = spoil(similarity), torch.zeros(BATCH, K, dtype=torch.bool)
     parts = ["similarity has", *parts]
     refused(lambda: hardest_negatives(bad, 4), *parts)
-    refused(lambda: contrast(**vectors, temperature=0.2, similarity=bad), *parts)
-    refused(lambda: dropped_negatives(bad, "drop_hardest", 4), *parts)
+    refused(lambda: plan_mochi(bad, **COUNTS), *parts)
     refused(lambda: false_negatives_top(bad, false), *parts)
 
 
 def test_similarities_of_other_vectors_are_refused(vectors, similarity):
-    refused(
-        lambda: contrast(**vectors, temperature=0.2, similarity=similarity[:, :5]),
-        "similarity has shape (3, 5)",
-        "(3, 8)",
-    )
+    for other in (similarity[:, :5], similarity[:2]):
+        parts = [f"logits has shape {tuple(other.shape)}", "(3, 8)"]
+        refused(lambda other=other: candidates(other, vectors), *parts)
 
 
 @pytest.mark.parametrize("number", [1, 2, 4])
@@ -388,14 +396,12 @@ BAD_MASK = [
 
 @EVERY_STRATEGY
 @pytest.mark.parametrize(("mask", "parts"), BAD_MASK)
-def test_a_mask_that_names_no_negatives_is_refused_by_every_strategy(
+def test_a_mask_that_names_no_negatives_is_refused_with_every_strategy(
     strategy, mask, parts, similarity, vectors
 ):
-    refused(
-        lambda: strategy(similarity, **COUNTS, exclude=mask, embeddings=Embeddings(**vectors)),
-        "exclude has",
-        *parts,
-    )
+    parts = ["exclude has", *parts]
+    refused(lambda: MochiLoss(**COUNTS, strategy=strategy)(**vectors, exclude=mask), *parts)
+    refused(lambda: candidates(similarity, vectors, exclude=mask), *parts)
 
 
 @pytest.mark.parametrize(("mask", "parts"), BAD_MASK)
@@ -406,8 +412,8 @@ def test_a_mask_that_names_no_negatives_is_refused_everywhere_else(
     for loss in ("contrast", "MochiLoss"):
         refused(lambda loss=loss: evaluate(loss, vectors, exclude=mask), *parts)
     refused(lambda: hardest_negatives(similarity, 4, mask), *parts)
-    refused(lambda: dropped_negatives(similarity, "drop_hardest", 4, mask), *parts)
-    refused(lambda: matching_probability(outcome, 0.2, mask), *parts)
+    refused(lambda: plan_mochi(similarity, **COUNTS, exclude=mask), *parts)
+    refused(lambda: matching_probability(outcome, mask), *parts)
     refused(lambda: proxy_accuracy(outcome, mask), *parts)
 
 
@@ -439,7 +445,7 @@ def test_a_plan_of_another_batch_is_refused(vectors, plan):
     single = vectors | {"query": vectors["query"][:1], "key": vectors["key"][:1]}
     refused(lambda: contrast(**shorter, plan=plan, temperature=0.2), "plan", "(3, 5)", "batch of 2")
     refused(lambda: contrast(**single, plan=plan, temperature=0.2), "plan", "(3, 5)", "batch of 1")
-    refused(lambda: MochiLoss(strategy=lambda *_, **__: plan)(**shorter), "plan", "batch of 2")
+    refused(lambda: MochiLoss(strategy=lambda _: plan)(**shorter), "plan", "batch of 2")
 
 
 def test_a_plan_of_another_batch_makes_no_vectors(vectors, plan):
@@ -465,7 +471,7 @@ def test_a_plan_that_names_rows_out_of_range_is_refused(use, part, value, parts,
     calls = {
         "contrast": lambda: contrast(**vectors, plan=wrong, temperature=0.2),
         "materialize": lambda: materialize(wrong, **vectors),
-        "MochiLoss": lambda: MochiLoss(strategy=lambda *_, **__: wrong)(**vectors),
+        "MochiLoss": lambda: MochiLoss(strategy=lambda _: wrong)(**vectors),
     }
     refused(calls[use], *parts)
 
@@ -486,6 +492,79 @@ def test_a_plans_parts_have_one_shape(part, cut, vectors, plan):
     whole = plan._replace(scale=torch.ones_like(plan.share), weight=torch.ones_like(plan.share))
     wrong = whole._replace(**{part: getattr(whole, part)[cut]})
     refused(lambda: contrast(**vectors, plan=wrong, temperature=0.2), "plan", part, "(3, 5)")
+
+
+@pytest.mark.parametrize("shape", [(BATCH, 2, DIM + 1), (BATCH + 1, 2, DIM), (BATCH, DIM)])
+def test_a_plans_vectors_have_the_embeddings_dimensions(shape, vectors, plan):
+    wrong = plan._replace(partner=torch.full_like(plan.partner, VECTOR), vectors=torch.randn(shape))
+    parts = [f"plan.vectors has shape {shape}", "(batch, V, dim)", "batch of 3", "4 dimensions"]
+    refused(lambda: contrast(**vectors, plan=wrong, temperature=0.2), *parts)
+    refused(lambda: MochiLoss(**COUNTS, strategy=lambda _: wrong)(**vectors), *parts)
+
+
+# The user's own parts of the loss
+
+
+def test_unknown_options_of_a_call_are_answered_with_the_known_ones(vectors):
+    loss, parts = MochiLoss(**COUNTS), ["option='mixed' is unknown", "choose one of mix,"]
+    refused(lambda: loss(**vectors, mixed=False), *parts)
+    refused(lambda: loss.contrast(**vectors, mixed=False), *parts)
+    pair = vectors["query"], vectors["key"]
+    refused(lambda: loss.in_batch(*pair, mixed=False), *parts)
+    refused(lambda: loss.symmetric(*pair, mixed=False), *parts)
+
+
+@pytest.mark.parametrize("name", ["strategy", "weights", "denominator", "filter_negatives"])
+@pytest.mark.parametrize("value", [5, None, torch.ones(3)], ids=["5", "None", "tensor"])
+def test_what_is_neither_a_name_nor_a_function_is_refused(name, value):
+    refused(lambda: MochiLoss(**{name: value}), f"{name}=", "neither a name nor a function")
+
+
+@pytest.mark.parametrize(
+    ("returned", "part"), [(None, "NoneType"), ((1, 2), "tuple"), (torch.ones(3), "Tensor")]
+)
+def test_a_strategy_returns_a_plan(returned, part, vectors):
+    loss = MochiLoss(**COUNTS, strategy=lambda _: returned)
+    refused(lambda: loss(**vectors), f"the strategy returned {part}", "must return a MixPlan")
+
+
+@pytest.mark.parametrize(
+    ("formula", "part"),
+    [
+        (lambda masses: masses.negatives.mean(), "returned ()"),
+        (lambda masses: masses.negatives[:2], "returned (2,)"),
+        (lambda _: None, "returned NoneType"),
+        (lambda _: 1.0, "returned float"),
+    ],
+    ids=["scalar", "fewer", "nothing", "number"],
+)
+def test_a_denominator_returns_one_loss_for_each_query(formula, part, vectors):
+    loss = MochiLoss(**COUNTS, denominator=formula)
+    refused(lambda: loss(**vectors), part, "the loss of each query", "shape (3,)")
+
+
+@pytest.mark.parametrize(
+    ("returned", "parts"),
+    [
+        (torch.zeros(BATCH), ["shape (3,)", "(3, 8)"]),
+        (torch.zeros(BATCH, K, dtype=torch.long), ["torch.int64", "floating-point"]),
+        (5, ["int", "floating-point"]),
+    ],
+    ids=["one axis", "integers", "number"],
+)
+def test_weights_return_one_log_for_each_negative(returned, parts, vectors):
+    loss = MochiLoss(**COUNTS, weights=lambda *_: returned)
+    refused(lambda: loss(**vectors), "the weights", *parts)
+
+
+@pytest.mark.parametrize(
+    ("returned", "part"),
+    [(None, "NoneType"), (torch.zeros(BATCH, K), "torch.float32"), (torch.ones(3) > 0, "(3,)")],
+    ids=["nothing", "floats", "one axis"],
+)
+def test_a_filter_returns_a_mask(returned, part, vectors):
+    loss = MochiLoss(**COUNTS, filter_negatives=lambda _: returned)
+    refused(lambda: loss(**vectors), "filter_negatives", part, "bool mask of shape (3, 8)")
 
 
 # The queue

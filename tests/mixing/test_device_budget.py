@@ -5,14 +5,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hardmix import STRATEGIES, InputError, MemoryQueue, MochiLoss, contrast, plan_mochi
+from hardmix import (
+    STRATEGIES,
+    Candidates,
+    InputError,
+    MemoryQueue,
+    MochiLoss,
+    contrast,
+    plan_mochi,
+)
 from hardmix.methods.row_generators import RowDraws, RowsGenerator
 from mixing_cases import any_plan
 from pretended_gpu import DeviceLog, pretended_gpu
 from reference import loss_and_gradient, unit
 
-MOST_LAUNCHES = 70
-"""Of the loss, forward and backward."""
+MOST_LAUNCHES = 80  # counted: 79
+"""Of the loss, forward and backward, with a mask."""
+MOST_WITHOUT_MASK = {"by PyTorch": 63, "for the rows of a process": 71}  # counted: 61, 69
+"""By who draws the numbers; two more where the negatives must be normalised."""
 K, DIM = 4096, 32
 
 
@@ -44,10 +54,11 @@ def step(log: DeviceLog, loss: MochiLoss, negatives, batch: int = 32, **options)
 @pytest.mark.parametrize("drawn", ["by PyTorch", "for the rows of a process"])
 def test_the_papers_loss_keeps_to_its_budget(batch, negatives, drawn):
     generator = None if drawn == "by PyTorch" else RowsGenerator()
+    most = MOST_WITHOUT_MASK[drawn] + (0 if negatives == "queue" else 2)
     with pretended_gpu() as log:
-        given = gpu_queue() if negatives == "queue" else torch.randn(K, DIM, device="cuda")
-        launches = step(log, MochiLoss(), given, batch, generator=generator)
-    assert launches <= MOST_LAUNCHES, log.by_place(log.launches)
+        rows = gpu_queue() if negatives == "queue" else torch.randn(K, DIM, device="cuda")
+        launches = step(log, MochiLoss(), rows, batch, generator=generator)
+    assert launches <= most, log.by_place(log.launches)
 
 
 def test_plain_moco_takes_half_of_that():
@@ -64,7 +75,8 @@ def test_a_queue_at_any_fill_with_any_mask_keeps_to_the_same_budget(start, fille
         exclude = torch.rand(batch, K, device="cuda") < 0.5 if masked else None
         options = {"exclude": exclude, "generator": RowsGenerator()}
         launches = step(log, MochiLoss(), gpu_queue(filled, start), batch, **options)
-    assert launches <= (MOST_LAUNCHES if masked else 61), log.by_place(log.launches)
+    most = MOST_LAUNCHES if masked else MOST_WITHOUT_MASK["for the rows of a process"]
+    assert launches <= most, log.by_place(log.launches)
 
 
 def test_vectors_that_are_normalised_already_take_seven_launches_less():
@@ -137,7 +149,9 @@ def test_on_a_device_too_loss_and_gradient_equal_the_slow_float64_loops(case, te
 def test_every_gradient_on_a_device_is_the_cpus(strategy, through_query, monkeypatch):
     monkeypatch.setattr("hardmix.mixing.ranking.DEVICE_CHUNK_ELEMENTS", 2 * 60 * 8)  # in 3 parts
     raw = [unit(5, 8), unit(5, 8), unit(50, 8)]
-    plan = STRATEGIES[strategy](raw[0] @ raw[2].T, num_hardest=9, num_pairs=40, num_with_query=20)
+    plan = STRATEGIES[strategy].strategy(
+        Candidates(logits=raw[0] @ raw[2].T, num_hardest=9, num_pairs=40, num_with_query=20)
+    )
     factor = torch.arange(1.0, 6.0).double()
 
     def gradients(device: str) -> list[torch.Tensor]:
@@ -181,9 +195,10 @@ def test_on_a_device_nan_is_refused_only_when_asked_for():
         log.clear()
         assert bool(loss(query, key, queue).isnan())
         assert len(log.synchronisations) == 1  # the assertion's own
+        assert bool(contrast(query, key, queue.keys, temperature=0.2).loss.isnan())
+        assert len(log.synchronisations) == 2
         for ask in (
             lambda: loss(query, key, queue, check=True),
-            lambda: contrast(query, key, queue.keys, temperature=0.2, check=True),
             lambda: queue.enqueue(query, check=True),
         ):
             with pytest.raises(InputError, match="NaN"):

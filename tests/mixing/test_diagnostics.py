@@ -52,8 +52,8 @@ def test_matching_probability_is_the_softmax_sorted_per_query_and_averaged(
         ranked = sorted(logits.softmax(dim=0)[1:].tolist(), reverse=True)
         for rank, probability in enumerate(ranked):
             expected[rank] += probability / batch
-    outcome = Contrast(positive.mean(), positive, positive, real, real[:, :0])
-    got = matching_probability(outcome, temperature, exclude)
+    outcome = Contrast(positive.mean(), positive, positive, real, real[:, :0], temperature)
+    got = matching_probability(outcome, exclude)
     torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64))
     assert got.sum() <= 1 + 1e-12
 
@@ -62,20 +62,20 @@ def test_matching_probability_and_the_keys_own_sum_to_one():
     query, key, negatives = unit(4, 6), unit(4, 6), unit(20, 6)
     outcome = contrast(query, key, negatives, temperature=0.2)
     own = (-outcome.per_query).exp().mean()
-    assert matching_probability(outcome, 0.2).sum() + own == pytest.approx(1.0)
+    assert matching_probability(outcome).sum() + own == pytest.approx(1.0)
 
 
 def test_matching_probability_shows_the_top_ranks_only_but_counts_all():
     outcome = contrast(unit(4, 6), unit(4, 6), unit(20, 6), temperature=0.2)
-    everything = matching_probability(outcome, 0.2)
+    everything = matching_probability(outcome)
     assert len(everything) == 20
-    torch.testing.assert_close(matching_probability(outcome, 0.2, top=5), everything[:5])
+    torch.testing.assert_close(matching_probability(outcome, top=5), everything[:5])
 
 
 def test_matching_probability_is_nought_where_all_are_excluded():
     outcome = outcome_of([0.1], [[0.5, 0.6]])
     exclude = torch.ones(1, 2, dtype=torch.bool)
-    assert matching_probability(outcome, 0.2, exclude).tolist() == [0.0, 0.0]
+    assert matching_probability(outcome, exclude).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(

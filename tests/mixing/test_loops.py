@@ -6,15 +6,17 @@ from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
 from hardmix import (
+    DENOMINATORS,
     STRATEGIES,
     InputError,
     MemoryQueue,
     MochiLoss,
     backward_in_chunks,
-    contrast,
+    logits,
     materialize,
     same_labels,
 )
+from hardmix.mixing.family import loss_of_queries
 from hardmix.mixing.gradient_cache import encode_in_chunks
 from mixing_cases import device_path
 from reference import unit
@@ -32,8 +34,8 @@ def logits_of(query, key, *columns):
     return torch.cat([positive, *columns], dim=1) / 0.2
 
 
-def first_is_right(logits):
-    return cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long))
+def first_is_right(columns):
+    return cross_entropy(columns, torch.zeros(len(columns), dtype=torch.long))
 
 
 def test_own_negatives_stand_beside_or_instead_of_shared_ones():
@@ -70,11 +72,11 @@ def test_own_negatives_are_mixed_like_shared_ones(name, one_piece):
         return
     made = materialize(plan, query.detach(), key, own.detach())
     synthetic = torch.einsum("bd,bsd->bs", query, made)
-    logits = torch.cat([torch.einsum("bd,bmd->bm", query, own), synthetic], dim=1)
+    columns = torch.cat([torch.einsum("bd,bmd->bm", query, own), synthetic], dim=1)
     torch.testing.assert_close(ours.synthetic[plan.base >= 0], synthetic[plan.base >= 0])
     if plan.scale is None and plan.weight is None:
         missing = torch.cat([torch.zeros(4, 15), plan.base < 0], dim=1).bool()
-        theirs = first_is_right(logits_of(query, key, logits.masked_fill(missing, -torch.inf)))
+        theirs = first_is_right(logits_of(query, key, columns.masked_fill(missing, -torch.inf)))
         torch.testing.assert_close(ours.loss, theirs)
 
 
@@ -107,23 +109,27 @@ def test_supcons_two_forms():
     query, key, shared, _ = case(width=12)
     labels, stored = torch.arange(4) % 3, torch.arange(12) % 3
     positives = same_labels(labels, stored)
-    logits = logits_of(query, key, query @ shared.T)
-    log_probability = logits.log_softmax(dim=1)
+    log_probability = logits_of(query, key, query @ shared.T).log_softmax(dim=1)
     mask = torch.cat([torch.ones(4, 1), positives], dim=1).bool()
     out = -torch.stack([row[kept].mean() for row, kept in zip(log_probability, mask, strict=True)])
     inside = -torch.stack(
         [row[kept].exp().mean().log() for row, kept in zip(log_probability, mask, strict=True)]
     )
     for denominator, expected in [("infonce", out), ("supcon-in", inside)]:
-        ours = contrast(
-            query, key, shared, temperature=0.2, denominator=denominator, positives=positives
+        ours = loss_of_queries(
+            DENOMINATORS[denominator](),
+            logits(query, key, shared, temperature=0.2),
+            positives=positives,
         )
-        torch.testing.assert_close(ours.per_query, expected)
+        torch.testing.assert_close(ours, expected)
         gradients = [
             torch.autograd.grad(each.sum(), query, retain_graph=True)[0]
-            for each in (ours.per_query, expected)
+            for each in (ours, expected)
         ]
         torch.testing.assert_close(*gradients)
+        module = MochiLoss(5, 0, 0, denominator=denominator)
+        per_query = module(query, key, shared, positives=positives, reduction="none")
+        torch.testing.assert_close(per_query, expected)
 
 
 def test_supcon_in_pytorch_metric_learning():
@@ -161,9 +167,9 @@ def test_two_ways_are_clips_loss_with_its_learnt_scale():
     image, text = unit(6, 8).requires_grad_(), unit(6, 8).requires_grad_()
     logit_scale = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
     loss = MochiLoss(5, 0, 0, temperature=lambda: (-logit_scale).exp())
-    logits = logit_scale.exp() * normalize(image, dim=1) @ normalize(text, dim=1).T
+    scaled = logit_scale.exp() * normalize(image, dim=1) @ normalize(text, dim=1).T
     own = torch.arange(6)
-    theirs = (cross_entropy(logits, own) + cross_entropy(logits.T, own)) / 2
+    theirs = (cross_entropy(scaled, own) + cross_entropy(scaled.T, own)) / 2
     ours = loss.symmetric(image, text)
     torch.testing.assert_close(ours, theirs)
     for mine, other in zip(
@@ -226,8 +232,33 @@ def test_wrong_options_are_refused(unchecked_types):
         loss(query, query, torch.randn(20, 8), own_negatives=query)
     with pytest.raises(InputError, match=r"concatenate the two"):
         loss(query, query, torch.randn(4, 2, 8), own_negatives=torch.randn(4, 2, 8))
-    with pytest.raises(TypeError, match="mixed"):
+    with pytest.raises(InputError, match=r"option='mixed' is unknown: choose one of mix,"):
         loss.in_batch(query, query, mixed=True)
+
+
+def test_two_ways_have_negatives_of_their_own_in_each_direction():
+    first, second = unit(6, 8).requires_grad_(), unit(6, 8).requires_grad_()
+    of_first, of_second = unit(6, 3, 8).requires_grad_(), unit(6, 2, 8).requires_grad_()
+    loss, inputs = MochiLoss(**SMALL), [first, second, of_first, of_second]
+
+    def seeded():
+        return torch.Generator().manual_seed(7)
+
+    one, other = seeded(), seeded()
+    ours = loss.symmetric(first, second, both_own_negatives=(of_first, of_second), generator=one)
+    there = loss.in_batch(first, second, own_negatives=of_first, generator=other)
+    back = loss.in_batch(second, first, own_negatives=of_second, generator=other)
+    torch.testing.assert_close(ours, (there + back) / 2)
+    gradients = [torch.autograd.grad(each, inputs) for each in (ours, (there + back) / 2)]
+    for mine, expected in zip(*gradients, strict=True):
+        assert expected.abs().max() > 0
+        torch.testing.assert_close(mine, expected)
+
+
+def test_two_ways_refuse_negatives_that_belong_to_one_side():
+    first, second, own = unit(6, 8), unit(6, 8), unit(6, 3, 8)
+    with pytest.raises(InputError, match=r"own_negatives cannot serve both.*both_own_negatives"):
+        MochiLoss(**SMALL).symmetric(first, second, own_negatives=own)
 
 
 def test_autocast_and_half_embeddings_are_computed_in_float32():

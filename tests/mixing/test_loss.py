@@ -10,8 +10,15 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
-from hardmix import MemoryQueue, MixPlan, MochiLoss, contrast, plan_mochi
-from hardmix.mixing.loss_points import PointChoice
+from hardmix import (
+    Candidates,
+    MemoryQueue,
+    MixPlan,
+    MochiLoss,
+    contrast,
+    plan_mochi,
+    plan_points,
+)
 
 SMALL = {"num_hardest": 20, "num_pairs": 30, "num_with_query": 10}
 
@@ -102,16 +109,18 @@ def test_a_queue_that_is_not_full_is_a_shorter_queue(start, number, masked, monk
     memory.enqueue(torch.randn(number, 16))
     exclude = torch.rand(7, 100) < 0.5 if masked else None
 
-    def found() -> list[torch.Tensor]:
-        options = {"exclude": exclude, "generator": seeded()}
-        outcome, plan = MochiLoss(**SMALL).contrast(query, key, memory, **options)
+    def numbers() -> list[torch.Tensor]:
+        loss = MochiLoss(**SMALL)
+        outcome, plan = loss.contrast(query, key, memory, exclude=exclude, generator=seeded())
         made = plan.base >= 0
         parts = plan.base, plan.share.where(made, 0), plan.partner.where(made, 0)
-        return [outcome.loss, outcome.real, *torch.autograd.grad(outcome.loss, query), *parts]
+        alone = loss(query, key, memory, exclude=exclude, generator=seeded())
+        gradients = [torch.autograd.grad(each, query)[0] for each in (outcome.loss, alone)]
+        return [outcome.loss, outcome.real, alone, *gradients, *parts]
 
-    by_slots = found()
-    monkeypatch.setattr(PointChoice, "by_slots", lambda *_: False)  # by a mask
-    torch.testing.assert_close(by_slots, found(), rtol=1e-5, atol=1e-6)
+    by_slots = numbers()
+    monkeypatch.setattr("hardmix.mixing.loss._is_shorter", lambda *_: False)  # by a mask
+    torch.testing.assert_close(by_slots, numbers(), rtol=1e-5, atol=1e-6)
 
 
 def test_the_class_oracle_neither_contrasts_nor_mixes_the_querys_class():
@@ -149,8 +158,8 @@ def test_in_batch_takes_the_other_samples_keys_for_negatives():
 def test_in_batch_never_mixes_the_own_key_and_takes_any_batch(batch):
     seen = []
 
-    def watching(similarity, **options) -> MixPlan:
-        seen.append(plan_mochi(similarity, **options))
+    def watching(candidates: Candidates) -> MixPlan:
+        seen.append(plan_points(candidates))
         return seen[-1]
 
     query, key = torch.randn(batch, 16, requires_grad=True), torch.randn(batch, 16)
@@ -176,15 +185,39 @@ def test_real_negatives_may_be_dropped():
     assert torch.allclose(difference, hardest, rtol=1e-4)
 
 
-def test_a_callable_stands_for_a_strategys_name():
-    def hardest_alone(similarity, *, num_with_query, **_) -> MixPlan:
-        base = similarity.argmax(dim=1, keepdim=True).expand(-1, num_with_query)
-        share = torch.full(base.shape, 0.25, dtype=similarity.dtype)
-        return MixPlan(base, torch.full_like(base, -1), share)
+def hardest_alone(candidates: Candidates) -> MixPlan:
+    """Mix a quarter of the query into its hardest negative: s' times, or once if s' is 0."""
+    number = max(candidates.num_with_query, 1)
+    base = candidates.similarity.argmax(dim=1, keepdim=True).expand(-1, number)
+    share = torch.full(base.shape, 0.25, dtype=candidates.similarity.dtype)
+    return MixPlan(base, torch.full_like(base, -1), share)
 
+
+def test_a_callable_stands_for_a_strategys_name():
     query, key, memory = torch.randn(6, 16), torch.randn(6, 16), filled()
     _, plan = MochiLoss(20, 0, 3, strategy=hardest_alone).contrast(query, key, memory)
+    assert plan.base.shape == (6, 3)
     assert (plan.share == 0.25).all()
+
+
+def test_a_strategy_decides_itself_how_many_points_it_makes():
+    query, key, memory = torch.randn(6, 16), torch.randn(6, 16), filled()
+    loss = MochiLoss(20, 0, 0, strategy=hardest_alone)
+    outcome, plan = loss.contrast(query, key, memory)
+    assert plan.base.shape == (6, 1)
+    assert torch.equal(plan.base.squeeze(1), outcome.real.argmax(dim=1))
+    assert (outcome.per_query > loss.contrast(query, key, memory, mix=False)[0].per_query).all()
+    assert torch.equal(loss(query, key, memory), outcome.loss)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_fewer_own_negatives_than_n_are_all_mixed(number):
+    query, key, own = torch.randn(6, 16), torch.randn(6, 16), torch.randn(6, number, 16)
+    outcome, plan = MochiLoss(64, 64, 16).contrast(query, key, own)
+    assert outcome.loss.isfinite()
+    # One negative makes no pair, but points with the query.
+    assert plan.base.shape == (6, 16 if number == 1 else 80)
+    assert set(plan.base.flatten().tolist()) == set(range(number))
 
 
 def test_autocast_and_half_embeddings_give_a_float32_loss_and_half_gradients():

@@ -17,13 +17,14 @@ from hardmix.data.loading import open_loader
 from hardmix.errors import InputError
 from hardmix.methods.all_methods import build_method
 from hardmix.methods.base import Materials, Method, TrainingPosition
-from hardmix.methods.mixing_schedule import choose_strategy
-from hardmix.mixing.plans import plan_mochi
+from hardmix.methods.mixing_schedule import MixingSchedule, choose_strategy
+from hardmix.mixing.strategies import plan_points
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import Meter
 from hardmix.runtime.device import choose_compute
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import PretrainConfig
+from hardmix.settings.loss_options import MixConfig
 from hardmix.settings.recipes import RECIPES
 from hardmix.training.pretrain import pretrain, start
 from hardmix.training.setup import Own, prepare
@@ -182,11 +183,37 @@ def test_prefill_fills_the_queue_before_the_first_step(tmp_path):
 
 def test_strategies_get_their_own_options():
     mix = dataclasses.replace(tiny().mix, strategy="fixed-percentage", percentage=80.0)
-    half = dataclasses.replace(mix, percentage_end=0.0)
-    assert choose_strategy(mix, 5, 10).keywords == {"percentage": 80.0}
-    assert choose_strategy(half, 5, 10).keywords == {"percentage": 40.0}
+    falling = choose_strategy(dataclasses.replace(mix, percentage_end=0.0)).strategy
+    fixed = choose_strategy(mix).strategy
+    assert fixed.keywords == {"percentage": 80.0, "percentage_end": None}
+    assert falling.keywords == {"percentage": 80.0, "percentage_end": 0.0}
     softmax = dataclasses.replace(mix, strategy="softmax-sampled", sampling_temperature=0.5)
-    assert choose_strategy(softmax, 5, 10).keywords == {"sampling_temperature": 0.5}
+    assert choose_strategy(softmax).strategy.keywords == {"sampling_temperature": 0.5}
+
+
+def test_a_percentage_changes_with_the_epochs():
+    mix = MixConfig(
+        num_hardest=16,
+        num_pairs=40,
+        num_with_query=20,
+        strategy="fixed-percentage",
+        percentage=80.0,
+        percentage_end=0.0,
+    )
+    falling = MixingSchedule(tiny(mix=dataclasses.asdict(mix), train={"epochs": 10}))
+    query, key, negatives = torch.randn(4, 8), torch.randn(4, 8), torch.randn(60, 8)
+
+    def number_of_points(loss, **options):
+        generator = torch.Generator().manual_seed(3)
+        _, plan = loss.contrast(query, key, negatives, generator=generator, **options)
+        return (plan.base >= 0).sum(dim=1).tolist()
+
+    for epoch, percentage in ((0, 80.0), (5, 40.0), (10, 0.0), (20, 0.0)):
+        constant = dataclasses.replace(mix, percentage=percentage, percentage_end=None)
+        schedule = MixingSchedule(tiny(mix=dataclasses.asdict(constant)))
+        expected = number_of_points(schedule.loss)
+        assert number_of_points(falling.loss, progress=falling.progress(epoch)) == expected
+        assert (sum(expected) > 0) == (percentage > 0)
 
 
 @pytest.mark.parametrize("recipe", ["imagenet100", "imagenet1k"])
@@ -431,14 +458,16 @@ def test_hardness_is_recorded_at_a_few_epochs_and_repeats_after_a_resume(tmp_pat
 
 
 def test_a_strategy_of_ones_own_plans_the_points_and_is_recorded(tmp_path, capfd):
-    seen = []
+    seen, progress = [], []
 
-    def mine(similarity, **settings):
-        seen.append(similarity.shape)
-        return plan_mochi(similarity, **{k: v for k, v in settings.items() if k != "embeddings"})
+    def mine(candidates):
+        seen.append(candidates.similarity.shape)
+        progress.append(float(candidates.progress))
+        return plan_points(candidates)
 
     run = pretrain(tiny(), tmp_path / "run", strategy=mine)
     assert seen == [(16, 64)] * 6  # the second epoch: the first is warm-up
+    assert progress == [0.5] * 6  # one of two epochs is done
     assert run.config().mix.strategy == "own"
     with pytest.raises(InputError, match=r"mix\.strategy=own is a function .* pass it again"):
         pretrain(run.config(), run.path, resume=True)
@@ -447,6 +476,65 @@ def test_a_strategy_of_ones_own_plans_the_points_and_is_recorded(tmp_path, capfd
     assert stopped.value.code == 2
     assert "pass it again" in capfd.readouterr().err
     assert not (tmp_path / "other").exists()
+
+
+def rank_weights(logits, exclude):
+    """The log of 1 / rank: the hardest negative counts most."""
+    rank = logits.real.argsort(dim=1, descending=True).argsort(dim=1) + 1
+    return -rank.to(logits.real.dtype).log()
+
+
+def decoupled_loss(masses):
+    return masses.negatives - masses.key
+
+
+def most_similar(logits):
+    return logits.real == logits.real.amax(dim=1, keepdim=True)
+
+
+OWN_PARTS = {
+    "weights": ("weights", rank_weights),
+    "denominator": ("denominator", decoupled_loss),
+    "filter_negatives": ("filter", most_similar),
+}
+
+
+@pytest.mark.parametrize("argument", OWN_PARTS)
+def test_a_part_of_the_loss_of_ones_own_is_used_and_recorded(argument, tmp_path, capfd):
+    setting, part = OWN_PARTS[argument]
+    calls = []
+
+    def mine(*arguments):
+        calls.append(arguments)
+        return part(*arguments)
+
+    usual = pretrain(tiny(), tmp_path / "usual")
+    run = pretrain(tiny(), tmp_path / "run", **{argument: mine})
+    assert len(calls) == 12  # every step of both epochs
+    losses = [[line["loss"] for line in each.metrics() if "loss" in line] for each in (usual, run)]
+    assert losses[0] != losses[1]
+    assert all(math.isfinite(each) for each in losses[1])
+    assert getattr(run.config().loss, setting) == "own"
+    assert run.config().mix == usual.config().mix
+    with pytest.raises(InputError) as refused:
+        pretrain(run.config(), run.path, resume=True)
+    message = str(refused.value)
+    assert f"loss.{setting}=own is a function" in message
+    assert f"pass it again, as pretrain(..., {argument}=...)" in message
+    flags = ["pretrain", "demo", f"--loss.{setting}", "own", "--out", str(tmp_path / "other")]
+    code, shown = command(capfd, *flags)
+    assert code == 2
+    assert "pass it again" in shown
+    assert not (tmp_path / "other").exists()
+
+
+def test_parts_of_ones_own_resume_to_the_same_run(tmp_path):
+    own = {argument: part for argument, (_, part) in OWN_PARTS.items()}
+    whole = pretrain(tiny(), tmp_path / "whole", **own)
+    pretrain(tiny(train={"stop_epoch": 1}), tmp_path / "parts", **own)
+    parts = pretrain(tiny(), tmp_path / "parts", resume=True, **own)
+    first, second = (load_file(run.encoder_file) for run in (whole, parts))
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_the_progress_bar_moves_at_every_step(tmp_path, monkeypatch):

@@ -24,7 +24,8 @@ from hardmix.evaluation.features import extract
 from hardmix.methods import cluster_filter, clusters, moco
 from hardmix.methods.base import Method
 from hardmix.methods.row_generators import RowsGenerator
-from hardmix.mixing.plans import HardestNegatives, draw
+from hardmix.mixing.plans import mix, ranked
+from hardmix.mixing.random_draws import uniform_numbers
 from hardmix.runtime import addresses, rendezvous
 from hardmix.runtime.device import choose_compute
 from hardmix.runtime.distributed import gather_uneven
@@ -72,9 +73,10 @@ def test_mixing_draws_the_same_on_any_number_of_processes():
         generator = RowsGenerator()
         generator.manual_seed(3)
         generator.part = part
-        hardest = HardestNegatives(torch.zeros(rows, 4, dtype=torch.int64), torch.ones(rows).long())
-        pairs = draw(hardest, 5, 3, torch.float32, generator)
-        return torch.stack([*pairs, *draw(hardest, 5, 2, torch.float32, generator)], dim=1)
+        similarity = torch.arange(40.0).expand(rows, 40)
+        plan = mix(ranked(similarity, 9), 5, 3, similarity, generator)
+        more = uniform_numbers(similarity, 5, generator)
+        return torch.cat([plan.base, plan.partner, plan.share, more], dim=1)
 
     parts = [drawn(2, part) for part in range(3)]
     assert torch.equal(torch.cat(parts), drawn(6, 0))

@@ -57,9 +57,10 @@ class MixingSchedule:
     def progress(self, epoch: float) -> Tensor:
         """Return how much of the training is done, for strategies that change with it.
 
-        It is a tensor of the host, so that a compiled loss serves every epoch.
+        It is a tensor of the host, so that a compiled loss serves every epoch. It has an axis:
+        torch.compile traces a loss twice that is passed a float64 scalar.
         """
-        return torch.tensor(min(epoch / self.config.train.epochs, 1.0), dtype=torch.float64)
+        return torch.tensor([min(epoch / self.config.train.epochs, 1.0)], dtype=torch.float64)
 
     def generator(self, at: TrainingPosition, purpose: int = 0) -> RowsGenerator | RowDraws:
         """Return what draws a step's numbers: they do not depend on the number of processes.

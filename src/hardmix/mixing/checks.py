@@ -21,16 +21,16 @@ UNIT_TOLERANCE = 1e-3
 """Largest deviation of a vector's length from 1; ten times this for half-precision vectors."""
 
 
-def check_similarity(similarity: Tensor) -> None:
+def check_similarity(similarity: Tensor, name: str = "similarity") -> None:
     """Refuse similarities that cannot be ranked."""
     if similarity.ndim != 2 or not similarity.is_floating_point():
         raise InputError(
-            f"similarity has shape {tuple(similarity.shape)} and dtype {similarity.dtype}:"
+            f"{name} has shape {tuple(similarity.shape)} and dtype {similarity.dtype}:"
             " it must be a (batch, K) floating-point tensor of query-negative dot products."
         )
     if similarity.dtype in (torch.float16, torch.bfloat16):
         raise InputError(
-            f"similarity has dtype {similarity.dtype}: half precision cannot rank negatives"
+            f"{name} has dtype {similarity.dtype}: half precision cannot rank negatives"
             " (bfloat16 steps by 0.004 near 1); compute it in float32, also inside autocast."
         )
 

@@ -242,17 +242,20 @@ def by_vectors(
             None if each is None else rows_of(each, rows)
             for each in (logits.scaled, base, partner, share, with_query)
         ]
+        first = torch.arange(0, 2 * inputs[1].numel(), 2, device=table.device)
+        inputs = [table, first, logits.temperature, *inputs]
         if len(chunks) == 1:
-            parts.append(_vector_logits(table, logits.temperature, *inputs))
+            parts.append(_vector_logits(*inputs))
         else:
             parts.append(
-                checkpoint(_vector_logits, table, logits.temperature, *inputs, use_reentrant=False)
+                checkpoint(_vector_logits, *inputs, use_reentrant=False, preserve_rng_state=False)
             )
     return joined(parts), None
 
 
 def _vector_logits(
     table: Tensor,
+    first: Tensor,
     temperature: float | Tensor,
     scaled: Tensor,
     base: Tensor,
@@ -260,10 +263,12 @@ def _vector_logits(
     share: Tensor,
     with_query: Tensor | None,
 ) -> Tensor:
-    """Return q.h / tau for points whose parents are rows of the table."""
+    """Return q.h / tau for points whose parents are rows of the table.
+
+    `first` is the place of each point's first parent among all: 0, 2, 4 and so on.
+    """
     parents = torch.stack([base, partner], dim=-1).view(-1)
     shares = torch.stack([1 - share, share], dim=-1).view(-1)
-    first = torch.arange(0, len(parents), 2, device=table.device)
     mixed = embedding_bag(parents, table, first, mode="sum", per_sample_weights=shares)
     mixed = mixed.view(*base.shape, -1)
     # Opposite parents cancel out: a floor keeps their point and its gradient finite.

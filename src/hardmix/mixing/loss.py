@@ -86,7 +86,7 @@ class CallOptions(TypedDict, total=False):
     """Negatives that are positives too (SupCon), besides the key; they are not mixed."""
     sample_weights: Float[Tensor, " batch"] | None
     """How much each query counts in the mean, which is divided by their sum, or in the sum."""
-    progress: float | Float[Tensor, ""]
+    progress: float | Float[Tensor, "..."]
     """How much of the training is done, from 0 to 1, for strategies that change with it."""
 
 
@@ -300,7 +300,7 @@ class MochiLoss(nn.Module):
                 " those of `first` and those of `second`."
             )
         of_first, of_second = (None, None) if gathered is None else gathered
-        own_there, own_back = both_own_negatives or (None, None)
+        own_there, own_back = (None, None) if both_own_negatives is None else both_own_negatives
         both: dict[str, Any] = {"reduction": reduction, "first_row": first_row, **options}
         there = self.in_batch(
             first, second, exclude, gathered=of_second, own_negatives=own_there, **both
@@ -322,7 +322,8 @@ class MochiLoss(nn.Module):
         negatives, own = _shared_and_own(query, negatives, call.own_negatives)
         embeddings = _unit_embeddings(query, key, negatives, own, call)
         exclude = _widened(exclude, embeddings)
-        if call.mix and own is None and self.num_pairs + self.num_with_query > 0:
+        points = self.num_pairs + self.num_with_query
+        if call.mix and own is None and points > 0 and not self.mixing.checked:
             check_num_hardest(self.num_hardest, len(embeddings.negatives))
         if not isinstance(negatives, MemoryQueue):
             return self._evaluate(embeddings, exclude, call, kept=kept)
@@ -358,6 +359,7 @@ class MochiLoss(nn.Module):
         loss, but not mixed; `num_mixed`: that only so many of the first may be mixed.
         """
         temperature = self.temperature() if callable(self.temperature) else self.temperature
+        check_temperature(temperature)  # again: it may be learnt
         transformation = self.mixing.transformation
         if call.mix and transformation is not None:
             embeddings, exclude = transformation.transform(embeddings, exclude, call.generator)
@@ -390,6 +392,9 @@ class MochiLoss(nn.Module):
         unchecked = not wants_check(call.check, real) and not in_one_piece(real)
         if unchecked and not bool(real.sum().isfinite()):
             real = real.nan_to_num()  # ranking refuses NaN; the loss shall be NaN
+        progress = call.progress
+        if isinstance(progress, Tensor):
+            progress = progress.reshape(())
         return Candidates(
             logits=real,
             temperature=logits.temperature,
@@ -400,7 +405,7 @@ class MochiLoss(nn.Module):
             embeddings=embeddings,
             generator=call.generator,
             rank_by=self.mixing.rank_by,
-            progress=call.progress,
+            progress=progress,
         )
 
     def _plan(self, candidates: Candidates, call: _Call) -> MixPlan:
@@ -424,6 +429,11 @@ class MochiLoss(nn.Module):
         with torch.no_grad():
             false = self.filter_negatives(logits)
         batch, columns = logits.real.shape
+        if not isinstance(false, Tensor):
+            raise InputError(
+                f"filter_negatives returned {type(false).__name__}: it must return a bool mask of"
+                f" shape ({batch}, {columns}), true for negatives to leave out."
+            )
         check_mask(false, batch, columns, "the mask of filter_negatives")
         return false
 

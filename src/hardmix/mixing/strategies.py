@@ -16,8 +16,8 @@ point = normalize((1 - share) n + share partner):
 """
 
 import math
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import torch
@@ -76,24 +76,31 @@ class Candidates:
     (App. B.2)."""
     progress: float | Float[Tensor, ""] = 0.0
     """How much of the training is done, from 0 to 1: for curricula."""
+    _ranked: list[HardestNegatives] = field(default_factory=list, init=False, repr=False)
+    """`hardest`, once it was asked for: torch.compile knows no cached_property in Python 3.11."""
 
     def __post_init__(self) -> None:
         check_not_transformed()
-        check_similarity(self.logits)
+        check_similarity(self.logits, "logits")
         check_counts(self.num_hardest, self.num_pairs, self.num_with_query)
         check_mask(self.exclude, *self.logits.shape)
+        if self.embeddings is not None:
+            check_columns(self.logits, self.embeddings)
 
-    @cached_property
+    @property
     def similarity(self) -> Float[Tensor, "batch K"]:
         """q.n, detached."""
-        return self.logits.detach() * self.temperature
+        return (self.logits * self.temperature).detach()
 
-    @cached_property
+    @property
     def hardest(self) -> HardestNegatives:
         """The N hardest negatives of each query (Sec. 4.1), or all, if there are fewer."""
-        return ranked(self.ranking, min(self.num_hardest, self.logits.shape[1]), self.exclude)
+        if not self._ranked:
+            number = min(self.num_hardest, self.logits.shape[1])
+            self._ranked.append(ranked(self.ranking, number, self.exclude))
+        return self._ranked[0]
 
-    @cached_property
+    @property
     def ranking(self) -> Float[Tensor, "batch K"]:
         """What negatives are ranked by: q.n / temperature, or k.n with rank_by="key"."""
         if self.rank_by == "query":
@@ -115,6 +122,16 @@ class Candidates:
                 " embeddings=Embeddings(query, key, negatives)."
             )
         return self.embeddings
+
+
+def check_columns(logits: Float[Tensor, "batch K"], embeddings: Embeddings) -> None:
+    """Refuse logits that are not those of these vectors."""
+    columns = len(embeddings.negatives) + embeddings.num_own
+    if tuple(logits.shape) != (len(embeddings.query), columns):
+        raise InputError(
+            f"logits has shape {tuple(logits.shape)}: with these embeddings it must be"
+            f" ({len(embeddings.query)}, {columns}), one number for each query and negative."
+        )
 
 
 @runtime_checkable
