@@ -2,7 +2,7 @@
 
     git worktree add ../before 463cbe3
     python benchmarks/heart_against.py ../before/src numbers      # losses and gradients in float64
-    python benchmarks/heart_against.py ../before/src time         # alternating in one run, one thread
+    python benchmarks/heart_against.py ../before/src time         # in turns, one thread
     python benchmarks/heart_against.py ../before/src memory       # peak of the process, one by one
 
 Both packages are imported into one process, under the same name one after the other.

@@ -38,16 +38,16 @@ GROUPS = {
     "The memory": "MemoryQueue",
     "The paper's functions": """
         contrast Contrast plan_mochi MixPlan QUERY KEY VECTOR hardest_negatives HardestNegatives
-        mix_pairs mix_with_query materialize""",
+        materialize logits Logits log_mass""",
     "Strategies": """
-        Strategy Embeddings STRATEGIES plan_ranked_by_key plan_mixed_with_key plan_beta_weighted
+        Strategy Candidates Embeddings STRATEGIES plan_points plan_mixed_with_key plan_beta_weighted
         plan_softmax_sampled plan_fixed_percentage plan_synco plan_mixcse FeatureTransformation
         extrapolated_positives mixed_queue dropped_negatives""",
     "Weights of negatives": """
         WEIGHTS NegativeWeights WeightLine hcl_weights hardness_weights given_weights
         ring_weights""",
     "Denominators": """
-        DENOMINATORS Denominator Masses infonce decoupled debiased hcl dual_temperature
+        DENOMINATORS Denominator Masses decoupled decoupled_weighted debiased hcl dual_temperature
         supcon_in""",
     "Filters of negatives": """
         FILTERS NegativeFilter above_positive share_of_positive same_labels""",

@@ -14,8 +14,8 @@ many images (`pcl.kmeans`), both on the CPU; the number of clusters follows that
 r negatives are drawn for a step (all, if there are no more), without regard to the batch, so that
 they do not depend on the number of processes. Every prototype counts once: where two images of a
 batch share a cluster, the authors' sum has that prototype once for each, so that the positive is
-its own negative as well, and the loss depends on which images share a process. With `mix.*`, points join MoCo's term. PCL v1 differs
-from v2 in settings alone.
+its own negative as well, and the loss depends on which images share a process. With `mix.*`, points
+join MoCo's term. PCL v1 differs from v2 in settings alone.
 """
 
 from typing import cast

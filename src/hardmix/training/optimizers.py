@@ -25,8 +25,9 @@ class Lars(torch.optim.Optimizer):
     """SGD with momentum, each layer's step scaled by the norm of its weights (You et al. 2017).
 
     As in SimCLR's and BYOL's code, the scale is |w| / |g + decay w|; You et al. divide by
-    |g| + decay |w|, and so does LARC. As there, norms and biases that are not decayed (optimizer.decay_all=False) are updated by
-    plain SGD, and so is a layer whose weights or gradients are all 0.
+    |g| + decay |w|, and so does LARC. As there, norms and biases that are not decayed
+    (optimizer.decay_all=False) are updated by plain SGD, and so is a layer whose weights or
+    gradients are all 0.
     """
 
     found_inf: Tensor | None = None
