@@ -73,8 +73,8 @@ GROUPS = {
         settings.named_choices.StrategyName settings.named_choices.RealNegatives
         settings.named_choices.QueueStart settings.named_choices.WeightsName
         settings.named_choices.DenominatorName settings.named_choices.FilterName
-        settings.named_choices.Reduction mixing.loss_inputs.Temperature
-        mixing.loss_inputs.CallOptions
+        settings.named_choices.Reduction mixing.loss.Temperature
+        mixing.loss.CallOptions
         settings.named_choices.DataName settings.methods.MethodName settings.methods.METHOD_FACTS
         runs.folder.Resume data.own_views.Pipeline training.metric_logs.OnLog""",
 }
