@@ -273,7 +273,7 @@ def _vector_logits(
     mixed = mixed.view(*base.shape, -1)
     # Opposite parents cancel out: a floor keeps their point and its gradient finite.
     length = torch.linalg.vector_norm(mixed, dim=-1).clamp_(min=torch.finfo(share.dtype).eps ** 0.5)
-    synthetic = torch.bmm(mixed, scaled.unsqueeze(2)).squeeze(2) / length
+    synthetic: Tensor = torch.bmm(mixed, scaled.unsqueeze(2)).squeeze(2) / length
     if with_query is None:
         return synthetic
     # h' with the query as a variable, by the same closed form as on a CPU.
