@@ -208,6 +208,13 @@ class _Sums(NamedTuple):
     log_weights: LogWeights
     powers: Powers
 
+    def without_real(self) -> "_Sums":
+        """Return the same without the logits of negatives, whose memory is to be freed."""
+        nothing = self.real.new_empty(len(self.real), 0)
+        synthetic = self.synthetic if self.synthetic.shape[1] else nothing
+        logits = self.logits._replace(real=nothing, synthetic=synthetic)
+        return self._replace(logits=logits, real=nothing, synthetic=synthetic)
+
     @property
     def slope(self) -> float | Tensor:
         return self.log_weights.slope if isinstance(self.log_weights, WeightLine) else 0.0
@@ -262,7 +269,7 @@ class _LogMass(torch.autograd.Function):
             joined(list(each)) for each in zip(*parts, strict=True)
         )
         ctx.inputs = (scaled, negatives, own, other, to_base, to_row, to_other)
-        ctx.sums, ctx.parents = sums._replace(real=real[:, :0]), parents
+        ctx.sums, ctx.parents = sums.without_real(), parents
         ctx.version = None if negatives.is_inference() else negatives._version
         ctx.save_for_backward(direction, shares, point_shares)
         return mass
