@@ -111,13 +111,14 @@ def test_a_probe_on_features_waits_for_its_solver_alone():
     with gpu() as log:
         there = features.to("cuda"), labels.to("cuda")
         log.clear()
-        probe.probe_accuracy(*there, *there, solver="sgd")
+        probe.probe_accuracy(*there, *there, solver="sgd", penalty=1e-4)
         assert len(log.synchronisations) == 2  # the labels' range, the accuracy
         assert [entry.what for entry in log.blocking_copies] == ["to", "to"]  # first weights
         assert log.mixed_devices == []
         assert_few_launches(log, "a probe, sgd")
         log.clear()
-        probe.probe_accuracy(*there, *there, solver="lbfgs")  # its line search compares numbers
+        # Its line search compares numbers.
+        probe.probe_accuracy(*there, *there, solver="lbfgs", penalty=1e-4)
         assert (len(log.blocking_copies), log.mixed_devices) == (2, [])
         assert_few_launches(log, "a probe, lbfgs")
 

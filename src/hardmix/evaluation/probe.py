@@ -97,8 +97,7 @@ def cross_validated_penalty(
         right = 0.0
         held_out = parts[: max(1, needed)]
         for part in held_out:
-            kept = torch.ones(len(labels), dtype=torch.bool, device=labels.device)
-            kept[part] = False
+            kept = torch.cat([other for other in parts if other is not part])
             fitted = (features[kept], labels[kept], features[part], labels[part])
             right += len(part) * probe_accuracy(*fitted, solver=solver, penalty=penalty).top1
         accuracies[penalty] = right / max(1, sum(map(len, held_out)))

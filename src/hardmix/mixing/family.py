@@ -300,6 +300,7 @@ class Denominator:
     """A formula, and what it needs to look at. A function of `Masses` alone will do, too."""
 
     formula: Formula
+    """Returns the loss of each query."""
     powers: Powers = ONCE
     """What `Masses.negatives` is made of (see `log_mass`)."""
     also_at: float | None = None

@@ -54,6 +54,7 @@ class WeightLine(NamedTuple):
     """
 
     slope: float | Float[Tensor, "..."]
+    """What a logit is multiplied by; below 0, similar negatives count less."""
     offset: Float[Tensor, "batch 1"] | None = None
     """One number for each query; None for 0."""
 
@@ -160,7 +161,7 @@ def log_mass(
     coefficients: tuple[Tensor | None, ...] = (None,) * 4
     if points is not None:
         coefficients = points.other, points.to_base, points.to_row, points.to_other
-    sums = _Sums(
+    sums = _MassInputs(
         logits, logits.real.detach(), logits.synthetic.detach(), exclude, log_weights, powers
     )
     if not torch.is_grad_enabled():
@@ -198,7 +199,7 @@ def outcome_of(
     )
 
 
-class _Sums(NamedTuple):
+class _MassInputs(NamedTuple):
     """What a sum over negatives and points is made of, besides what it is differentiated by."""
 
     logits: Logits
@@ -208,7 +209,7 @@ class _Sums(NamedTuple):
     log_weights: LogWeights
     powers: Powers
 
-    def without_real(self) -> "_Sums":
+    def without_real(self) -> "_MassInputs":
         """Return the same without the logits of negatives, whose memory is to be freed."""
         nothing = self.real.new_empty(len(self.real), 0)
         synthetic = self.synthetic if self.synthetic.shape[1] else nothing
@@ -245,7 +246,7 @@ class _LogMass(torch.autograd.Function):
         to_base: Tensor | None,
         to_row: Tensor | None,
         to_other: Tensor | None,
-        sums: _Sums,
+        sums: _MassInputs,
         overwrite: bool,
     ) -> Tensor:
         real, points = sums.real, sums.logits.points
@@ -306,7 +307,7 @@ class _Shares(NamedTuple):
     """(batch, 1): what the shares of points and of negatives must be multiplied by."""
 
 
-def _shares(sums: _Sums, rows: slice, space: Tensor | None) -> _Shares:
+def _shares(sums: _MassInputs, rows: slice, space: Tensor | None) -> _Shares:
     """Return the mass and the shares of some queries.
 
     Those of the real negatives are written to `space`, which may be the logits themselves, a few
@@ -354,7 +355,7 @@ def _added_up(parts: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, ...]:
 
 
 def _exponentials(
-    values: Tensor, scale: float, sums: _Sums, rows: slice, extra: Tensor, terms: Tensor
+    values: Tensor, scale: float, sums: _MassInputs, rows: slice, extra: Tensor, terms: Tensor
 ) -> Tensor:
     """Write exp(logit + log weight - highest) of some queries; return their highest logits.
 
@@ -421,7 +422,7 @@ def _differentiated_again(
             "create_graph=True after the negatives were overwritten: differentiate the loss before"
             " memory.enqueue(...), or pass a copy, memory.keys.clone()."
         )
-    sums: _Sums = ctx.sums
+    sums: _MassInputs = ctx.sums
     with torch.enable_grad(), torch.autocast(negatives.device.type, enabled=False):
         # New nodes of the graph: inputs may depend on each other outside of this function.
         inputs: list[Any] = [None if each is None else each.view_as(each) for each in ctx.inputs]

@@ -104,6 +104,7 @@ class Logits(NamedTuple):
     embeddings: Embeddings
     """The vectors behind them."""
     plan: MixPlan | None = None
+    """The plan whose points these are."""
     points: Points | None = None
     """How `synthetic` follows from `real`, if it was made by coefficients."""
     unscaled: Float[Tensor, "batch S"] | None = None
