@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -133,7 +134,8 @@ def test_the_readmes_loop_runs():
 
 
 def test_a_reader_that_leaves_is_no_defect():
-    command = f"{sys.executable} -m hardmix pretrain --help | true; echo ${{PIPESTATUS[0]}}"
+    python = shlex.quote(sys.executable)
+    command = f"{python} -m hardmix pretrain --help | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == "141"
     assert done.stderr == ""
