@@ -25,24 +25,26 @@ check: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python docs/symbols.py
-	$(BIN)/python docs/performance.py --check
-	$(BIN)/python docs/results.py --check
-	$(BIN)/python docs/api.py --check
+	$(BIN)/python tools/links.py
+	$(BIN)/python -m benchmarks.page --check
+	$(BIN)/python experiments/results.py --check
+	$(BIN)/python tools/api.py --check
+	$(BIN)/python tools/mixing_findings.py --check
 
 format: $(READY)
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
 docs: $(READY)
-	$(BIN)/python docs/performance.py
-	$(BIN)/python docs/results.py
-	$(BIN)/python docs/api.py
+	$(BIN)/python -m benchmarks.page
+	$(BIN)/python experiments/results.py
+	$(BIN)/python tools/api.py
+	$(BIN)/python tools/mixing_findings.py
 
 # CIFAR and JPEG are folders of real images; without them, generated ones. About 45 minutes.
 bench: $(READY)
-	$(BIN)/hardmix bench --out benchmarks/bench.json \
-	  $(if $(CIFAR),--data.cifar "$(CIFAR)") $(if $(JPEG),--data.jpeg "$(JPEG)")
+	$(BIN)/python -m benchmarks --out bench.json \
+	  $(if $(CIFAR),--cifar "$(CIFAR)") $(if $(JPEG),--jpeg "$(JPEG)")
 
 # The older table of docs/results.md: two processes of one thread each, as it was made. CIFAR is the folder of
 # CIFAR-10; without it, the embedded images alone. Results lie in runs/results-*. On 2 cores about
@@ -64,7 +66,7 @@ ifdef CIFAR
 endif
 
 torture: $(READY)
-	$(BIN)/python benchmarks/torture.py
+	$(BIN)/python -m benchmarks.torture
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'hardmix needs Python 3.11 or newer: make PYTHON=python3.12')"

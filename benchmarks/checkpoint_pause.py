@@ -17,7 +17,7 @@ import torch
 
 from hardmix.models.backbones import build_backbone
 from hardmix.runs.folder import Run
-from hardmix.training.checkpoint_writer import CheckpointWriter
+from hardmix.training.state import CheckpointWriter
 
 
 def main() -> None:

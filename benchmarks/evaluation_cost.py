@@ -47,7 +47,7 @@ def nearest(many: int, number: int, rows: int, queries: int) -> tuple[float, flo
     import torch
 
     from hardmix.evaluation.knn import knn_accuracy
-    from hardmix.runtime.memory import forget_peak, peak_mb
+    from hardmix.runtime.device import forget_peak, peak_mb
 
     cpu = torch.device("cpu")
     torch.manual_seed(number)
@@ -66,9 +66,9 @@ def nearest(many: int, number: int, rows: int, queries: int) -> tuple[float, flo
 
 def linear(_many: int, _number: int, folder: str) -> float:
     """CPU seconds of two epochs of the classifier on crops, with its tests."""
-    from hardmix.evaluation.classifier_training import train_classifier
     from hardmix.evaluation.evaluated_run import open_evaluated_run
-    from hardmix.settings.evaluation_options import LinearConfig
+    from hardmix.evaluation.linear import train_classifier
+    from hardmix.settings.evaluations import LinearConfig
 
     evaluated = open_evaluated_run(Path(folder))
     started = time.process_time()

@@ -1,11 +1,10 @@
-"""What a training step asks of a GPU, counted on a pretended one: docs/performance.md's table.
+"""Counts what a training step asks of a GPU, on a simulated one: a table of docs/performance.md.
 
-    python benchmarks/gpu_counts.py
+    python -m benchmarks.gpu_counts
 
-ResNet-50, 32 images, K = 16384, MoCHi (1024, 1024, 128), on one process. Images are of 64 pixels:
-their size changes no count. The loss by itself is that of raw vectors. The peers' steps are those
-of hardmix.bench, their views are made by worker processes on CPUs; ours are made on the GPU and
-counted by themselves.
+ResNet-50, 32 images, K = 16384, MoCHi (1024, 1024, 128), in one process. Images have 64 pixels:
+their size changes no count. The loss alone is that of raw vectors. The peers' views are made by
+worker processes on CPUs; ours are made on the GPU and counted separately.
 """
 
 import logging
@@ -14,14 +13,14 @@ import tempfile
 import warnings
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 
 import torch
 
+from benchmarks.steps import StepSize, build_step, random_batch
 from gpu_events import gpu
 from hardmix import MemoryQueue, MochiLoss
-from hardmix.bench.steps import StepSize, build_step, random_batch
-from hardmix.data.augment import colour_views, make_views
+from hardmix.data.views import colour_views, make_views
 from hardmix.settings.config import DataConfig
 from pretended_gpu import DeviceLog
 

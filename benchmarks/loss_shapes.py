@@ -1,8 +1,8 @@
-"""Milliseconds of the loss at more shapes and by more ways than `hardmix bench loss` has, as JSON.
+"""Measures the loss at more shapes and in more ways than `python -m benchmarks loss`, as JSON.
 
 PYTHONPATH=CHECKOUT/src python benchmarks/loss_shapes.py measures the code of any checkout; two of
-them in turns, several times, tell whether a change cost anything (versions.json). For a kept heap
-as in `hardmix bench`, set its MALLOC_ variables (src/hardmix/bench/jobs.py).
+them in turns, several times, show whether a change cost anything (results/versions.json). To keep
+the heap as the benchmark does, set the MALLOC_ variables of jobs.py.
 """
 
 import json

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from hardmix.data.file_names import FileNames
+from hardmix.data.image_set import FileNames
 
 
 def main() -> None:

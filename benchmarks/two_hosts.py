@@ -1,8 +1,8 @@
 """Two hosts on one machine: cut cables, lost hosts and restarts. `python benchmarks/two_hosts.py`.
 
 Each host is a network namespace with its own name and its own /etc/hosts; a bridge in a third one
-is the switch between them. Torchrun starts one process on each. Writes two_hosts.json beside this
-file after every case; a case that does not end as docs/scaling.md promises ends it with status 1.
+is the switch between them. Torchrun starts one process on each. Writes results/two-hosts.json
+after every case; a case that does not end as docs/scaling.md promises makes the exit status 1.
 Needs root and Linux; about ten minutes. No packet leaves the namespaces.
 """
 
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
-OUT = HERE / "two_hosts.json"
-sys.path.insert(0, str(HERE.parent / "tests"))
+OUT = HERE / "results" / "two-hosts.json"
+sys.path.insert(0, str(HERE.parent / "tests" / "support"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hardmix.runs.folder import versions  # noqa: E402

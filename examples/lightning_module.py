@@ -27,7 +27,7 @@ def main(steps: int = 100) -> tuple[float, float, lightning.Trainer]:
     lightning.seed_everything(0, verbose=False)
     loader = DataLoader(TensorDataset(read_digits()[0]), 64, shuffle=True, drop_last=True)
     quiet = dict.fromkeys(["logger", "enable_progress_bar", "enable_checkpointing"], False)
-    module = Mochi(build_encoder(), dim=DIM, queue_size=1024, momentum=0.95, num_hardest=128)
+    module = Mochi(build_encoder(), dim=DIM, queue_size=1024, momentum=0.95, num_pairs=64)
     before = found(module.encoder)
     (trainer := lightning.Trainer(max_steps=steps, **quiet)).fit(module, loader)
     after = found(module.encoder)

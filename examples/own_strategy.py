@@ -1,4 +1,4 @@
-"""A strategy of your own: a function of `hardmix.Candidates` that returns a plan.
+"""A strategy of your own: a function of `hardmix.strategies.Candidates` that returns a plan.
 
 The very hardest negatives are often of the query's own class (Fig. 2c). This one skips them, and
 mixes those that come next.
@@ -14,7 +14,8 @@ import torch
 import tyro
 
 from digits import DIM, build_encoder, follow, read_digits, view
-from hardmix import Candidates, MemoryQueue, MixPlan, MochiLoss, false_parents, plan_points
+from hardmix import MemoryQueue, MixPlan, MochiLoss, false_parents
+from hardmix.strategies import Candidates, plan_points
 
 
 def plan_semi_hard(candidates: Candidates, *, num_skipped: int = 64) -> MixPlan:

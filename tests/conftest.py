@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).parent
 
-jaxtyping.install_import_hook("hardmix", "typecheck.check")
+jaxtyping.install_import_hook(["hardmix", "benchmarks"], "typecheck.check")
 
 settings.register_profile(
     "hardmix", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -19,54 +19,17 @@ settings.load_profile("hardmix")
 import torch  # noqa: E402  (after the hook, as everything that imports hardmix)
 
 SLOW = (
-    "analysis/test_analyses.py",
-    "analysis/test_figures.py",
-    "bench/test_bench.py",
-    "commands/test_leftovers.py",
-    "commands/test_own_backbone.py",
     "data/test_cache.py",
     "data/test_own_views.py",
     "data/test_video_frames.py",
     "data/test_workers.py",
-    "docs/test_docs.py",
-    "docs/test_docs_commands.py",
-    "docs/test_examples.py",
-    "docs/test_extending.py",
-    "evaluation/test_detect.py",
-    "evaluation/test_detection_c4.py",
-    "evaluation/test_evaluations_on_gpu.py",
-    "evaluation/test_neighbours.py",
-    "evaluation/test_run_evaluations.py",
-    "explore/test_explore_command.py",
-    "explore/test_feature_gallery.py",
     "integrations/test_lightly.py",
     "integrations/test_lightning.py",
     "integrations/test_sentence_transformers.py",
-    "methods/test_every_method.py",
     "mixing/test_embedding_space.py",
-    "mixing/test_loss.py",
-    "report/test_explore_browser.py",
-    "report/test_report.py",
-    "report/test_report_browser.py",
-    "report/test_watch.py",
     "runtime/test_cuda_only_group.py",
     "runtime/test_device.py",
     "runtime/test_profile.py",
-    "sweep/test_claims.py",
-    "sweep/test_gpus.py",
-    "sweep/test_own_grids.py",
-    "sweep/test_sweep.py",
-    "training/test_killed_saves.py",
-    "training/test_learning.py",
-    "training/test_nan_guard.py",
-    "training/test_optimizers.py",
-    "training/test_photos.py",
-    "training/test_pretrain.py",
-    "training/test_resume.py",
-    "training/test_two_processes.py",
-    "training/test_checkpoint_writer.py",
-    "training/test_unsaved.py",
-    "training/test_verdict.py",
     "weights/test_export.py",
     "weights/test_foreign.py",
     "weights/test_initial.py",

@@ -18,31 +18,31 @@ from hardmix import alignment, uniformity
 from hardmix.analysis import embedding
 from hardmix.analysis.accuracy_grids import embedding_space, grid_pictures
 from hardmix.analysis.analyze import analyze, compare, portray
-from hardmix.analysis.embedding import effective_rank, measure, singular_values
-from hardmix.analysis.figures.picture import svg
+from hardmix.analysis.embedding import effective_rank, measure, singular_values, tsne
 from hardmix.analysis.hardness import matching_probabilities, similarities
 from hardmix.analysis.over_training import MOST_POINTS, curve, false_negatives, thin
+from hardmix.analysis.picture import svg
 from hardmix.analysis.toy_sphere import toy_sphere
-from hardmix.analysis.tsne import tsne
 from hardmix.commands import main as cli
-from hardmix.data.datasets import open_images
 from hardmix.data.loading import open_loader
-from hardmix.data.sample_images import sample_ids
+from hardmix.data.sources import open_images
+from hardmix.data.thumbnails import sample_ids
 from hardmix.errors import InputError
-from hardmix.evaluation.features import Features, load_encoder
-from hardmix.methods.all_methods import build_method
-from hardmix.methods.base import Materials, TrainingPosition
+from hardmix.evaluation.features import Features
+from hardmix.evaluation.trained_encoder import load_encoder
+from hardmix.methods.base import Materials, TrainingPosition, build_method
 from hardmix.models.encoders import build_encoder
 from hardmix.runs.folder import Run
-from hardmix.runs.labels import tell_apart
-from hardmix.runs.reading import RunRecord, read_runs
+from hardmix.runs.reading import RunRecord, read_runs, tell_apart
 from hardmix.runtime.device import choose_compute
 from hardmix.settings.config import PretrainConfig
+from hardmix.settings.methods import method_title
 from hardmix.settings.recipes import RECIPES
 from hardmix.settings.saved import settings as settings_of
-from hardmix.settings.titles import method_title
 from hardmix.training.pretrain import pretrain
 from hardmix.training.step import compute_gradients
+
+pytestmark = pytest.mark.slow
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")

@@ -13,24 +13,32 @@ import pytest
 from matplotlib.colors import to_rgba
 from PIL import Image
 
-from hardmix.analysis.figures import fig2, fig3, maps
-from hardmix.analysis.figures import picture as pictures
-from hardmix.analysis.figures.fig2 import (
+from hardmix.analysis import (
+    accuracy_grids,
+    embedding,
+    hardness,
+    over_training,
+    picture as pictures,
+    toy_sphere,
+)
+from hardmix.analysis.accuracy_grids import MochiSetting, Place
+from hardmix.analysis.embedding import MapPoints
+from hardmix.analysis.gallery import Neighbour, Parents, Query, gallery
+from hardmix.analysis.hardness import Histogram, Ranks
+from hardmix.analysis.over_training import (
     BOTH_PARENTS,
     FALSE,
     ONE_PARENT,
     REAL_ONLY,
     WITH_POINTS,
     Curve,
-    Histogram,
-    Ranks,
 )
-from hardmix.analysis.figures.fig3 import MochiSetting, Place
-from hardmix.analysis.figures.image_sheet import Neighbour, Parents, Query, gallery
-from hardmix.analysis.figures.maps import MapPoints, ToyPoints
-from hardmix.analysis.figures.picture import COLOURS, INK, Picture, check_installed
+from hardmix.analysis.picture import COLOURS, INK, Picture, check_installed
+from hardmix.analysis.toy_sphere import ToyPoints
 from hardmix.data.thumbnails import data_uri
 from hardmix.errors import InputError
+
+pytestmark = pytest.mark.slow
 
 pytest.importorskip("matplotlib")
 
@@ -67,24 +75,24 @@ QUERY = Query(
 )
 
 DRAWINGS = {
-    "fig1": lambda: maps.fig1(
+    "fig1": lambda: toy_sphere.fig1(
         [ToyPoints("memory", [0.0, 1.0], [1.0, 0.0]), ToyPoints("query", [0.5], [0.5])], {"seed": 0}
     ),
-    "fig2a": lambda: fig2.fig2a(RANKS),
-    "fig2a of one run": lambda: fig2.fig2a(RANKS[:1]),
-    "fig2b": lambda: fig2.fig2b(LINES),
-    "fig2c": lambda: fig2.fig2c(SHARES),
-    "fig3a": lambda: fig3.fig3a(CELLS, BASELINE, "k-NN accuracy"),
-    "fig3b": lambda: fig3.fig3b(CELLS[:2], BASELINE, "k-NN accuracy"),
-    "fig3c": lambda: fig3.fig3c(PLACES),
-    "similarities": lambda: fig2.similarity_histograms(
+    "fig2a": lambda: hardness.fig2a(RANKS),
+    "fig2a of one run": lambda: hardness.fig2a(RANKS[:1]),
+    "fig2b": lambda: over_training.fig2b(LINES),
+    "fig2c": lambda: over_training.fig2c(SHARES),
+    "fig3a": lambda: accuracy_grids.fig3a(CELLS, BASELINE, "k-NN accuracy"),
+    "fig3b": lambda: accuracy_grids.fig3b(CELLS[:2], BASELINE, "k-NN accuracy"),
+    "fig3c": lambda: accuracy_grids.fig3c(PLACES),
+    "similarities": lambda: hardness.similarity_histograms(
         "MoCHi",
         [("positives", [Histogram(0, [0, 1, 3, 0])]), ("hardest", [Histogram(0, [1, 1, 2, 0])])],
     ),
-    "map": lambda: maps.embedding_map(
+    "map": lambda: embedding.embedding_map(
         MapPoints([0.0, 1.0, 2.0], [0.0, 1.0, 0.0], [0, 1, -1], ["cat", "dog"], []), "images"
     ),
-    "spectrum": lambda: maps.feature_spectrum([2.0, 1.0, 0.0], 1.9, None),
+    "spectrum": lambda: embedding.feature_spectrum([2.0, 1.0, 0.0], 1.9, None),
     "gallery": lambda: gallery([QUERY]),
 }
 
@@ -157,7 +165,10 @@ def drawn(axes) -> list[tuple[list[float], list[float]]]:
 
 
 def test_lines_over_training_are_the_numbers_in_percent():
-    for picture, lines in [(fig2.fig2b(LINES), LINES), (fig2.fig2c(SHARES), SHARES)]:
+    for picture, lines in [
+        (over_training.fig2b(LINES), LINES),
+        (over_training.fig2c(SHARES), SHARES),
+    ]:
         found = drawn(picture.figure.axes[0])
         assert [x for x, _ in found] == [line.x for line in lines]
         for (_, y), line in zip(found, lines, strict=True):
@@ -166,9 +177,9 @@ def test_lines_over_training_are_the_numbers_in_percent():
 
 
 def test_the_papers_markers_tell_the_kinds_apart():
-    markers = [line.get_marker() for line in fig2.fig2c(SHARES).figure.axes[0].get_lines()]
+    markers = [line.get_marker() for line in over_training.fig2c(SHARES).figure.axes[0].get_lines()]
     assert markers == ["None", "^", "s"]
-    proxy = fig2.fig2b(LINES).figure.axes[0].get_lines()
+    proxy = over_training.fig2b(LINES).figure.axes[0].get_lines()
     assert [line.get_marker() for line in proxy] == ["None", "^", "None"]
     assert proxy[0].get_color() == proxy[1].get_color() == COLOURS[0]
     assert proxy[2].get_color() == COLOURS[1]
@@ -176,14 +187,14 @@ def test_the_papers_markers_tell_the_kinds_apart():
 
 
 def test_a_panel_for_each_run_and_a_line_for_each_epoch():
-    picture = fig2.fig2a(RANKS)
+    picture = hardness.fig2a(RANKS)
     for axes, (label, epochs) in zip(picture.figure.axes, RANKS, strict=True):
         assert axes.get_title(loc="left") == label
         assert drawn(axes) == [(each.rank, each.probability) for each in epochs]
 
 
 def test_gains_are_written_into_their_cells():
-    picture = fig3.fig3b(CELLS[:2], BASELINE, "k-NN accuracy")
+    picture = accuracy_grids.fig3b(CELLS[:2], BASELINE, "k-NN accuracy")
     axes = picture.figure.axes[0]
     texts = {(*text.get_position(), text.get_text()) for text in axes.texts}
     assert texts == {(0, 0, "0.0"), (0, 1, "+2.0"), (1, 1, "-2.0")}
@@ -194,14 +205,14 @@ def test_gains_are_written_into_their_cells():
 
 
 def test_accuracy_over_n_stands_beside_its_baseline():
-    axes = fig3.fig3a(CELLS, BASELINE, "k-NN accuracy").figure.axes[0]
+    axes = accuracy_grids.fig3a(CELLS, BASELINE, "k-NN accuracy").figure.axes[0]
     points = {(x[0], round(y[0], 3)) for x, y in drawn(axes) if len(x) == 1}
     assert {(64, 62.0), (64, 58.0), (32, 60.0)} <= points
     assert any(y == pytest.approx([60.0, 60.0]) for _, y in drawn(axes))
 
 
 def test_alignment_and_uniformity_are_negated():
-    assert drawn(fig3.fig3c(PLACES).figure.axes[0]) == [([2.0], [-0.5]), ([1.5], [-0.4])]
+    assert drawn(accuracy_grids.fig3c(PLACES).figure.axes[0]) == [([2.0], [-0.5]), ([1.5], [-0.4])]
 
 
 def test_histograms_are_shares():
@@ -214,7 +225,7 @@ def test_histograms_are_shares():
 
 def test_an_epoch_has_one_colour_in_all_panels():
     early, late = Histogram(0, [1, 1]), Histogram(5, [1, 3])
-    picture = fig2.similarity_histograms("run", [("keys", [early, late]), ("points", [late])])
+    picture = hardness.similarity_histograms("run", [("keys", [early, late]), ("points", [late])])
     first, second = picture.figure.axes[:2]
     colours = [line.get_color() for line in first.get_lines()]
     assert len(set(colours)) == 2
@@ -244,7 +255,7 @@ def test_the_gallery_frames_negatives_of_the_same_class_alone_in_grey():
     "name", ["<script>alert(1)</script>", "$x^{", "_hidden", "a\0\n\x1b", "猫"]
 )
 def test_a_run_may_have_any_name(name):
-    picture = fig2.fig2b([LINES[0]._replace(run=name)])
+    picture = over_training.fig2b([LINES[0]._replace(run=name)])
     root = ElementTree.fromstring(pictures.svg(picture))
     assert not [tag for tag in root.iter() if tag.tag.endswith("script")]
     shown = " ".join(root.itertext())
@@ -253,7 +264,7 @@ def test_a_run_may_have_any_name(name):
 
 
 def test_what_is_no_number_is_no_json(tmp_path):
-    picture = fig2.fig2b([LINES[0]._replace(y=[0.1, float("nan"), 0.2])])
+    picture = over_training.fig2b([LINES[0]._replace(y=[0.1, float("nan"), 0.2])])
     with pytest.raises(ValueError, match="JSON"):
         pictures.save(picture, tmp_path)
     assert not list(tmp_path.iterdir())
@@ -283,4 +294,4 @@ def test_a_missing_extra_is_named(monkeypatch):
     with pytest.raises(InputError, match=r"hardmix\[analysis\]"):
         check_installed()
     with pytest.raises(InputError, match=r"hardmix\[analysis\]"):
-        fig2.fig2b(LINES)
+        over_training.fig2b(LINES)

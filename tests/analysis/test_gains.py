@@ -2,8 +2,8 @@
 
 import pytest
 
-from hardmix.analysis.figures.paired_gains import GainLine, GainPoint, forest, gain_over
-from hardmix.analysis.figures.picture import png, save, svg
+from hardmix.analysis.paired_gains import GainLine, GainPoint, forest, gain_over
+from hardmix.analysis.picture import png, save, svg
 
 
 def drawn_lines(picture) -> list:

@@ -11,7 +11,7 @@ from hardmix.errors import InputError
 from hardmix.models.backbones import build_backbone
 from hardmix.runs.folder import Run
 from hardmix.settings.config import ModelConfig, PretrainConfig, TrainConfig
-from hardmix.settings.detection_options import schedule_of, with_batch
+from hardmix.settings.evaluations import schedule_of, with_batch
 from hardmix.settings.recipes import RECIPES
 from hardmix.training.setup import check_queue_fits
 

@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from hardmix.commands import argv
-from hardmix.commands import main as cli
+from hardmix.commands import argv, main as cli
 from hardmix.commands.options import FIRST, NOT_EVALUATED
 from hardmix.settings.methods import METHOD_FACTS
 from hardmix.settings.saved import FACTS

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from hardmix.commands import main as cli
-from hardmix.data.shard_index import open_shard_set
-from hardmix.runtime.atomic_files import temporary_of, write_atomically
+from hardmix.data.shards import open_shard_set
+from hardmix.runtime.files import temporary_of, write_atomically
 from hardmix.settings.config import DataConfig
 from hardmix.training.pretrain import pretrain
 from ranks import start, tiny, wait
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from hardmix.errors import InputError
 from hardmix.models.backbones import build_backbone, parse_timm
 from hardmix.runs.folder import Run
 
+pytestmark = pytest.mark.slow
+
 PACKAGE = {
     "my_package/__init__.py": "from my_package.nets import make_net\n",
     "my_package/nets.py": """

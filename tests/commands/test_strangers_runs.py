@@ -14,8 +14,7 @@ import hardmix
 from hardmix.commands import main as cli
 from hardmix.errors import InputError
 from hardmix.models.backbones import build_backbone
-from hardmix.report.live_gallery import LiveGallery
-from hardmix.report.watch import LivePage
+from hardmix.report.watch import LiveGallery, LivePage
 from hardmix.runs.checkpoints import pack, write_checkpoint
 from hardmix.runs.folder import Run
 from hardmix.runtime.own_code import allowing

@@ -18,12 +18,11 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from hardmix.commands import main as cli
-from hardmix.data import cache, kept_images
-from hardmix.data.cache import Forecast, ImageCache
-from hardmix.data.datasets import open_images
+from hardmix.data import cache
+from hardmix.data.cache import Forecast, ImageCache, cache_folder, open_images_file
 from hardmix.data.image_files import read_image
-from hardmix.data.kept_images import cache_folder, open_images_file
 from hardmix.data.loading import ViewLoader, evaluation_batches
+from hardmix.data.sources import open_images
 from hardmix.runs.folder import Run
 from hardmix.settings.config import DataConfig
 
@@ -450,7 +449,7 @@ def test_images_of_ones_own_are_left_alone(small):
     images.decode_once()
     assert images.together([0, 1]) is None
     assert isinstance(open_images(config(small)).cache, ImageCache)
-    assert kept_images.cache_folder().name == "hardmix"
+    assert cache.cache_folder().name == "hardmix"
 
 
 def test_a_disk_that_is_full_in_the_middle(small):

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from hardmix.data.augment import channel_statistics, colour_views, make_views
 from hardmix.data.batches import batch_of
+from hardmix.data.colours import channel_statistics
 from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import ViewLoader
+from hardmix.data.views import colour_views, make_views
 from hardmix.settings.config import DataConfig
 from pretended_gpu import GPU, pretended_gpu
 

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from hardmix import InputError
-from hardmix.data.datasets import data_name, has_test, open_images
 from hardmix.data.image_files import UnreadableImage
 from hardmix.data.loading import ViewLoader
+from hardmix.data.sources import data_name, has_test, open_images
 from hardmix.settings.config import DataConfig
 
 datasets = pytest.importorskip("datasets", reason="pip install 'hardmix[hf]'")

@@ -1,6 +1,7 @@
 import io
 import struct
 import warnings
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -9,8 +10,7 @@ import pillow_heif
 import pytest
 import tifffile
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image
 from torchvision.transforms.v2.functional import resize
 
@@ -19,10 +19,11 @@ from hardmix.data import image_files
 from hardmix.data.image_files import (
     IMAGE_SUFFIXES,
     UnreadableImage,
-    _silence_pillow,
+    _silence_warnings,
     printable,
     read_image,
 )
+from places import SHARED
 
 # pytest sets Python's warnings anew for each test, while read_image silences Pillow's only once.
 pytestmark = pytest.mark.filterwarnings("ignore:::PIL")
@@ -320,7 +321,7 @@ def test_pillow_does_not_warn():
     large = saved(Image.new("1", (10_000, 9_000)))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        _silence_pillow.cache_clear()
+        _silence_warnings.cache_clear()
         read_image(odd)
         read_image(large, channels=1, max_pixels=90_000_000)
     assert [str(w.message) for w in caught] == []
@@ -455,3 +456,63 @@ def test_turned_grey_and_other_images_are_reduced_alike():
     assert read_image(saved(photograph(96, 64).convert("CMYK"), "jpg"), reduce=16).shape[1] == 16
     bands = np.zeros((5, 40, 60), dtype=np.uint8)
     assert read_image(dumped(bands), 5, reduce=20).shape == (5, 20, 30)
+
+
+JPEGS = {
+    "plain": ("RGB", {}),
+    "grey": ("L", {}),
+    "cmyk": ("CMYK", {}),
+    "progressive": ("RGB", {"progressive": True}),
+    "full colour": ("RGB", {"subsampling": 0}),
+    "restart markers": ("RGB", {"restart_marker_rows": 1}),
+    **{f"turned {number}": ("RGB", {"turned": number}) for number in range(2, 9)},
+}
+
+
+@pytest.fixture
+def torchcodec():
+    decode = image_files._torchcodec()
+    if decode is None:
+        pytest.skip("torchcodec is not installed: pip install 'hardmix[jpeg]'")
+    return decode
+
+
+def outcome(data: bytes):
+    try:
+        return read_image(io.BytesIO(data)).tolist()
+    except UnreadableImage as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+@pytest.mark.parametrize("cut", [None, -1, -3, 100, 1000])
+def test_torchcodec_gives_pillows_pixels_and_errors(kind, cut, torchcodec, monkeypatch):
+    mode, options = JPEGS[kind]
+    if "turned" in options:
+        exif = Image.Exif()
+        exif[0x0112] = options["turned"]
+        options = {"exif": exif}
+    image = Image.effect_noise((53, 38), 80).convert(mode)
+    data = saved(image, "jpg", **options).getvalue()[:cut]
+    calls = []
+    monkeypatch.setattr(
+        image_files, "_torchcodec", lambda: lambda data: calls.append(1) or torchcodec(data)
+    )
+    found = outcome(data)
+    assert calls or cut == 100  # a header that is cut off reaches no decoder
+    monkeypatch.setattr(image_files, "_torchcodec", lambda: None)
+    assert found == outcome(data)
+
+
+def test_torchcodec_gives_pillows_pixels_of_photographs(torchcodec, monkeypatch):
+    file = SHARED / "imagenet-sample-100.zip"
+    if not file.exists():
+        pytest.skip(f"photographs are not here: {file}")
+    with zipfile.ZipFile(file) as archive:
+        names = [name for name in archive.namelist() if name.endswith(".JPEG")]
+        photographs = [archive.read(name) for name in names]
+    by_torchcodec = [read_image(io.BytesIO(data)) for data in photographs]
+    monkeypatch.setattr(image_files, "_torchcodec", lambda: None)
+    for data, image in zip(photographs, by_torchcodec, strict=True):
+        assert torch.equal(read_image(io.BytesIO(data)), image)
+    assert len(photographs) == 100

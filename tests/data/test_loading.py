@@ -7,10 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
-from hardmix.data.augment import channel_statistics, evaluation_crop, make_views
 from hardmix.data.batches import Batch
+from hardmix.data.colours import channel_statistics
+from hardmix.data.crops import evaluation_crop
 from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import ViewLoader, evaluation_batches, open_loader
+from hardmix.data.views import make_views
 from hardmix.errors import InputError
 from hardmix.runtime.own_code import allowing
 from hardmix.settings.config import DataConfig, TrainConfig

@@ -11,10 +11,10 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from hardmix.commands import main as cli
-from hardmix.data.augment import channel_statistics
-from hardmix.data.datasets import open_images
+from hardmix.data.colours import channel_statistics
 from hardmix.data.loading import open_loader
 from hardmix.data.own_views import choose_pipelines, make_own_views
+from hardmix.data.sources import open_images
 from hardmix.errors import InputError, UnfinishedError
 from hardmix.runs.folder import Run
 from hardmix.settings.config import DataConfig

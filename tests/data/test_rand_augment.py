@@ -6,8 +6,8 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 
 from hardmix.data import rand_augment
-from hardmix.data.augment import make_views
 from hardmix.data.rand_augment import OPERATIONS, RAND_DRAWS, rand_stages
+from hardmix.data.views import make_views
 from hardmix.errors import InputError
 from hardmix.settings.config import DataConfig
 

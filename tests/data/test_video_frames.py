@@ -12,10 +12,10 @@ import torch
 from hardmix import InputError
 from hardmix.data import image_files, video_frames
 from hardmix.data.changed_data import describe_change, fingerprint, record_data, write_list
-from hardmix.data.datasets import open_images
-from hardmix.data.image_files import UnreadableImage, missing_reader, read_image
+from hardmix.data.image_files import UnreadableImage, missing_reader
 from hardmix.data.loading import ViewLoader
-from hardmix.data.video_frames import Frame, frame_names, frame_of, source_of
+from hardmix.data.sources import open_images
+from hardmix.data.video_frames import Frame, frame_names, frame_of, read_image_or_frame, source_of
 from hardmix.settings.config import DataConfig
 
 RATE, SECONDS = 10, 12
@@ -60,15 +60,15 @@ def test_frames_are_those_of_their_times_in_any_order(tmp_path, name):
     names = frame_names(str(file), 1.0)
     assert names == [f"{file}@{second}.0s" for second in range(SECONDS)]
     expected = [RATE * second for second in range(SECONDS)]
-    assert [number_in(read_image(name)) for name in names] == expected
-    once = [read_image(name) for name in names]
+    assert [number_in(read_image_or_frame(name)) for name in names] == expected
+    once = [read_image_or_frame(name) for name in names]
     order = list(range(SECONDS))
     random.Random(0).shuffle(order)
     for row in [*order, *reversed(range(SECONDS))]:
         video_frames._open.clear()  # as another process would
-        assert torch.equal(read_image(names[row]), once[row])
+        assert torch.equal(read_image_or_frame(names[row]), once[row])
     for row in order:
-        assert torch.equal(read_image(names[row]), once[row])
+        assert torch.equal(read_image_or_frame(names[row]), once[row])
 
 
 def test_names_mean_times(tmp_path):
@@ -81,7 +81,7 @@ def test_names_mean_times(tmp_path):
     assert [name.rpartition("@")[2] for name in names] == [
         *("0.0s", "0.333s", "0.667s", "1.0s", "1.333s", "1.667s")
     ]
-    assert [number_in(read_image(name)) for name in names] == [0, 3, 6, 10, 13, 16]
+    assert [number_in(read_image_or_frame(name)) for name in names] == [0, 3, 6, 10, 13, 16]
     assert len(frame_names(str(file), 0.1)) == 1
     assert len(frame_names(str(file), 100.0)) == 200
 
@@ -89,14 +89,14 @@ def test_names_mean_times(tmp_path):
 def test_a_turned_phone(tmp_path):
     """A phone held upright writes a matrix for the player into the track's header."""
     file = write_video(tmp_path / "clip.mp4", seconds=1)
-    level = read_image(f"{file}@0.0s")
+    level = read_image_or_frame(f"{file}@0.0s")
     data = bytearray(file.read_bytes())
     place = data.index(b"tkhd") + 44
     assert struct.unpack_from(">9i", data, place)[:5] == (1 << 16, 0, 0, 0, 1 << 16)
     struct.pack_into(">9i", data, place, 0, 1 << 16, 0, -1 << 16, 0, 0, 32 << 16, 0, 1 << 30)
     turned = tmp_path / "turned.mp4"
     turned.write_bytes(data)
-    assert torch.equal(read_image(f"{turned}@0.0s"), torch.rot90(level, -1, (1, 2)))
+    assert torch.equal(read_image_or_frame(f"{turned}@0.0s"), torch.rot90(level, -1, (1, 2)))
 
 
 def test_a_folder_with_videos(tmp_path):
@@ -146,12 +146,12 @@ def test_videos_that_cannot_be_read_are_named(tmp_path):
         with pytest.raises(UnreadableImage, match=r"[bc]\.mp4@0\.0s: \w+"):
             images.image(index)
     with pytest.raises(UnreadableImage, match=r"112 x 32 pixels are more than data\.max_pixels"):
-        read_image(f"{tmp_path}/a.mp4@1.0s", max_pixels=100)
+        read_image_or_frame(f"{tmp_path}/a.mp4@1.0s", max_pixels=100)
     for cut in range(0, len(whole), len(whole) // 20):
         (tmp_path / "d.mp4").write_bytes(whole[:cut])
         for name in frame_names(str(tmp_path / "d.mp4"), 1.0):
             try:
-                image = read_image(name)
+                image = read_image_or_frame(name)
             except UnreadableImage as error:
                 image, message = None, str(error)
             assert "d.mp4@" in message if image is None else image.shape == (3, 32, 112)
@@ -179,7 +179,7 @@ def test_without_the_extra_videos_are_counted(tmp_path, without_av, capsys):
     assert "ignored: 2 .mp4 files (pip install 'hardmix[video]')\n" in said
     assert "ignored: 1 .mov file (pip install 'hardmix[video]')\n" in said
     with pytest.raises(UnreadableImage, match=r"a video: pip install 'hardmix\[video\]'"):
-        read_image(f"{tmp_path}/a.mp4@0.0s")
+        read_image_or_frame(f"{tmp_path}/a.mp4@0.0s")
 
 
 def test_frames_without_end_are_refused(tmp_path, monkeypatch):

@@ -7,11 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from hardmix.data.augment import make_views
+from hardmix.data.crops import CROP_DRAWS, draw_crops
 from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import ViewLoader, open_loader
-from hardmix.data.view_kinds import ViewKind, ViewMaker
-from hardmix.data.view_parameters import CROP_DRAWS, draw_crops, draw_views
+from hardmix.data.views import ViewKind, ViewMaker, draw_views, make_views
 from hardmix.errors import InputError
 from hardmix.settings.config import DataConfig, TrainConfig
 

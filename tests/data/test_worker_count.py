@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hardmix.data import worker_count
+from hardmix.data import workers
 from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import ViewLoader
-from hardmix.data.worker_count import choose_workers
-from hardmix.runtime import cores
+from hardmix.data.workers import choose_workers
+from hardmix.runtime import launch
 from hardmix.settings.config import DataConfig
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -21,8 +21,8 @@ def on_cores(monkeypatch):
     """This process has so many cores, and room in /dev/shm."""
 
     def has(number: int, shared: float = 1e12) -> None:
-        monkeypatch.setattr(worker_count, "cores_per_process", lambda: number)
-        monkeypatch.setattr(worker_count, "_free_shared", lambda: shared)
+        monkeypatch.setattr(workers, "cores_per_process", lambda: number)
+        monkeypatch.setattr(workers, "_free_shared", lambda: shared)
 
     return has
 
@@ -73,12 +73,12 @@ def test_processes_of_a_machine_share_its_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     torchrun = {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"}
     srun = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}
-    assert cores.cores_per_process({}) == 16
-    assert cores.cores_per_process(torchrun) == 4
-    assert cores.cores_per_process(torchrun | {"SLURM_CPUS_PER_TASK": "16"}) == 4
-    assert cores.cores_per_process(srun) == 4
-    assert cores.cores_per_process(srun | {"SLURM_CPUS_PER_TASK": "7"}) == 7
-    assert cores.cores_per_process(torchrun | {"LOCAL_WORLD_SIZE": "64"}) == 1
+    assert launch.cores_per_process({}) == 16
+    assert launch.cores_per_process(torchrun) == 4
+    assert launch.cores_per_process(torchrun | {"SLURM_CPUS_PER_TASK": "16"}) == 4
+    assert launch.cores_per_process(srun) == 4
+    assert launch.cores_per_process(srun | {"SLURM_CPUS_PER_TASK": "7"}) == 7
+    assert launch.cores_per_process(torchrun | {"LOCAL_WORLD_SIZE": "64"}) == 1
 
 
 def test_a_system_without_shared_memory_sets_no_limit(monkeypatch):
@@ -86,5 +86,5 @@ def test_a_system_without_shared_memory_sets_no_limit(monkeypatch):
         raise FileNotFoundError
 
     monkeypatch.setattr(os, "statvfs", missing)
-    monkeypatch.setattr(worker_count, "cores_per_process", lambda: 4)
+    monkeypatch.setattr(workers, "cores_per_process", lambda: 4)
     assert choose_workers(None, CPU, batch_bytes=10**15).number == 3

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import fields, is_dataclass
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,12 @@ from hardmix.commands import main as cli
 from places import ROOT
 
 PAGE = (ROOT / "docs" / "api.md").read_text()
-DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "examples" / "README.md"]
+DOCUMENTS = [
+    *ROOT.glob("*.md"),
+    *ROOT.glob("docs/*.md"),
+    *ROOT.glob("experiments/*.md"),
+    ROOT / "examples" / "README.md",
+]
 
 
 def check(script: Path) -> subprocess.CompletedProcess[str]:
@@ -41,7 +47,7 @@ def options(text: str) -> set[str]:
     for group, about in re.findall(r"^\| \[`--(\w+)\.\*`\](.*)$", text, re.M):
         without = set(re.findall(r"`(--[\w.-]*\w)`", about.partition("Without ")[2]))
         without |= {re.sub(r"\.(?=[^.]*$)", ".no-", each) for each in without}  # of switches
-        found |= options(section(f"`hardmix.{group.capitalize()}Config`")) - without
+        found |= options(section(f"`hardmix.config.{group.capitalize()}Config`")) - without
     return found
 
 
@@ -53,26 +59,33 @@ def anchors(document: Path) -> list[str]:
 
 
 def test_the_page_is_current():
-    done = check(ROOT / "docs" / "api.py")
+    done = check(ROOT / "tools" / "api.py")
     assert done.returncode == 0, done.stderr
 
 
 def test_a_stale_page_is_refused_with_the_way_out(tmp_path):
-    for name in ("api.py", "api_settings.py", "api.md"):
-        (tmp_path / "docs").mkdir(exist_ok=True)
-        shutil.copy(ROOT / "docs" / name, tmp_path / "docs")
+    for name in ("tools/api.py", "tools/api_settings.py", "docs/api.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    assert check(tmp_path / "docs" / "api.py").returncode == 0
+    assert check(tmp_path / "tools" / "api.py").returncode == 0
     loss = tmp_path / "src" / "hardmix" / "mixing" / "loss.py"
     loss.write_text(loss.read_text().replace("Return the mean loss over", "Return the loss of"))
-    done = check(tmp_path / "docs" / "api.py")
+    done = check(tmp_path / "tools" / "api.py")
     assert done.returncode == 1
     assert done.stderr == "api.md differs from the source's docstrings: run `make docs`.\n"
 
 
-@pytest.mark.parametrize("name", hardmix.__all__)
+NAMESPACES = ("config", "losses", "strategies")
+PUBLIC = [
+    *(name for name in hardmix.__all__ if name not in (*NAMESPACES, "explore", "integrations")),
+    *(f"{module}.{name}" for module in NAMESPACES for name in getattr(hardmix, module).__all__),
+]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_has_an_entry_with_its_docstring(name):
-    thing = getattr(hardmix, name)
+    thing = attrgetter(name)(hardmix)
     code, _, text = section(f"`hardmix.{name}`").rpartition("```\n")
     if is_dataclass(thing) and not code:  # settings: a line of the table for each
         named = re.findall(
@@ -81,7 +94,7 @@ def test_every_public_name_has_an_entry_with_its_docstring(name):
         assert {field.name for field in fields(thing)} <= {each.replace("-", "_") for each in named}
     else:
         code, text = section(f"`hardmix.{name}`").split("```\n", 1)
-        assert name in code
+        assert name.rpartition(".")[2] in code
     if callable(thing):
         assert inspect.getdoc(thing).splitlines()[0] in text
     else:  # what follows a constant is prose, not the link to its file alone

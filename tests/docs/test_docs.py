@@ -22,6 +22,8 @@ from hardmix.settings.recipes import demo
 from hardmix.settings.saved import MAY_CHANGE
 from places import ROOT
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
@@ -152,10 +154,11 @@ def test_the_command_line_takes_every_command_of_the_documents(capfd):
 
 
 def test_the_table_of_the_torture_run_is_that_of_its_record(tmp_path):
-    script = runpy.run_path(str(ROOT / "benchmarks" / "torture_table.py"))
-    record = json.loads((ROOT / "benchmarks" / "torture.json").read_text())
+    script = runpy.run_path(str(ROOT / "benchmarks" / "torture" / "table.py"))
+    record = json.loads((ROOT / "benchmarks" / "torture" / "results.json").read_text())
     page = tmp_path / "reliability.md"
     shutil.copy(DOCS / "reliability.md", page)
     script["write_page"](record, page)
-    assert page.read_text() == (DOCS / "reliability.md").read_text(), "torture_table.py writes it"
+    committed = (DOCS / "reliability.md").read_text()
+    assert page.read_text() == committed, "python -m benchmarks.torture.table writes it"
     assert script["ROWS"].keys() >= record.keys() - {"of"}

@@ -3,8 +3,8 @@
 It is run as it stands, with words at its end that make it small; of what torchrun or srun would
 start many times, once (tests/training/test_two_processes.py starts real processes). A new command
 of the documents is run by itself. If it fails here though it is right, one of three must know it:
-THINGS in tests/doc_things.py (what a word stands for), `smaller` (how it gets short), or NOT_RUN
-(why it cannot be run).
+THINGS in tests/support/doc_things.py (what a word stands for), `smaller` (how it gets short), or
+NOT_RUN (why it cannot be run).
 """
 
 import hashlib
@@ -21,10 +21,12 @@ from doc_commands import DOCS, DOCUMENTS, commands, ways_to_type
 from doc_things import MAKERS, lay_out, thing_of
 from hardmix.commands import main as cli
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
 
 NOT_RUN = {
-    r"bench (?!--help)": "takes long, or a GPU: tests/bench/test_bench.py runs it at --quick",
     r"watch (?!--help)": "serves until Ctrl-C: tests/report/test_watch.py starts and ends it",
 }
 """Patterns of commands that are not run here, each with the reason."""

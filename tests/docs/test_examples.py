@@ -12,26 +12,35 @@ os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORM
 import pytest
 import torch
 
-from hardmix import Candidates, hardest_negatives, load_encoder
+from hardmix import hardest_negatives, load_encoder
+from hardmix.strategies import Candidates
 from places import ROOT
+
+pytestmark = pytest.mark.slow
 
 FOLDER = ROOT / "examples"
 NEEDS = {
     "hugging_face_images": ["datasets"],
     "lightly_moco": ["lightly", "sklearn"],
     "lightning_module": ["lightning", "sklearn"],
+    "more_strategies": [],
     "own_strategy": ["sklearn"],
     "plain_pytorch": ["sklearn"],
+    "recommender": [],
     "sentence_transformers_loop": ["sentence_transformers", "datasets", "accelerate"],
     "simclr_in_batch": ["sklearn"],
+    "supcon_waveforms": [],
     "supervised_oracle": ["sklearn"],
     "two_towers": ["sklearn"],
 }
-SHARED = {"digits", "sentences"}
+SHARED = {"digits", "purchases", "sentences", "waveforms"}
 LONGEST = 75
 """Lines of an example, its docstring and imports included."""
-OF_INTEGRATIONS = {"lightly_moco", "lightning_module", "sentence_transformers_loop", "two_towers"}
-"""Under 40 lines each."""
+LOOPS = {
+    *("lightly_moco", "lightning_module", "plain_pytorch", "recommender", "supcon_waveforms"),
+    *("sentence_transformers_loop", "two_towers"),
+}
+"""Loops that somebody has already: under 40 lines each."""
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +71,7 @@ def test_every_example_is_tested_listed_and_short():
     assert names == set(NEEDS)
     for name in names:
         assert f"[{name}.py]({name}.py)" in listed
-        longest = 39 if name in OF_INTEGRATIONS else LONGEST
+        longest = 39 if name in LOOPS else LONGEST
         assert len((FOLDER / f"{name}.py").read_text().splitlines()) <= longest, name
 
 
@@ -76,6 +85,12 @@ def test_it_runs_from_the_command_line_and_says_what_came_out(name, monkeypatch,
     runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
     said = capsys.readouterr().out.splitlines()[-1]
     assert any(character.isdigit() for character in said)
+
+
+@pytest.mark.parametrize(("name", "factor"), [("recommender", 1.8), ("supcon_waveforms", 1.4)])
+def test_recommender_and_supcon_learn(name, factor):
+    before, after = example(name).main()
+    assert after > factor * before
 
 
 @pytest.mark.parametrize("name", ["lightly_moco", "plain_pytorch", "simclr_in_batch"])

@@ -2,25 +2,32 @@
 
 import dataclasses
 import json
+import sys
+from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from hardmix.commands import main as cli
 from hardmix.commands.evaluate import EVALUATION_COMMANDS
-from hardmix.evaluation import all_evaluations, knn
-from hardmix.evaluation.all_evaluations import EVALUATIONS, Evaluation
+from hardmix.evaluation import knn
 from hardmix.models.backbones import build_backbone
 from hardmix.report.evaluation_tables import evaluations_of
 from hardmix.report.grouping import group_runs
 from hardmix.runs.folder import Run
 from hardmix.runs.reading import read_runs
-from hardmix.settings import titles
 from hardmix.settings.config import DataConfig, ModelConfig, PretrainConfig, TrainConfig
-from hardmix.settings.evaluation_options import EVALUATION_OPTIONS, KnnOptions
+from hardmix.settings.evaluations import (
+    EVALUATIONS,
+    Evaluation,
+    KnnOptions,
+    evaluation_kind,
+    evaluation_title,
+    result_titles,
+)
 from hardmix.settings.facts import docs_of
-from hardmix.settings.titles import EVALUATION_TITLES, evaluation_kind, evaluation_title
-from hardmix.sweep.results import MEASURES
+from hardmix.sweep.measures import MEASURES
 
 CONFIG = PretrainConfig(
     recipe="demo",
@@ -41,14 +48,14 @@ def run(tmp_path_factory) -> Run:
 
 
 def test_tables_agree():
-    assert EVALUATIONS.keys() == EVALUATION_OPTIONS.keys() == EVALUATION_COMMANDS.keys()
-    assert EVALUATIONS.keys() <= EVALUATION_TITLES.keys()
+    assert EVALUATIONS.keys() == EVALUATION_COMMANDS.keys()
+    assert EVALUATIONS.keys() <= result_titles().keys()
     for name, each in EVALUATIONS.items():
-        assert each.title == EVALUATION_TITLES[name]
-        assert each.Options is EVALUATION_OPTIONS[name]
-        assert dataclasses.is_dataclass(each.Options)
-        fields = {field.name for field in dataclasses.fields(each.Options)}
-        assert fields == docs_of(each.Options).keys(), "every option has its help"
+        assert callable(import_module(f"hardmix.evaluation.{name}").measure)
+        assert each.title == result_titles()[name]
+        assert dataclasses.is_dataclass(each.options)
+        fields = {field.name for field in dataclasses.fields(each.options)}
+        assert fields == docs_of(each.options).keys(), "every option has its help"
         assert cli.COMMANDS[name].__doc__
 
 
@@ -66,17 +73,17 @@ def test_each_makes_its_command_its_file_and_its_title(name, run, capfd):
         if table.id == FILES[name]
     ]
     assert table.title == evaluation_title(FILES[name])
-    assert table.title.startswith(EVALUATION_TITLES[evaluation_kind(FILES[name])])
+    assert table.title.startswith(result_titles()[evaluation_kind(FILES[name])])
     assert table.scores[0].mean == pytest.approx(100 * result["top1"])
 
 
 def test_the_help_of_an_evaluation_shows_its_options_and_no_views(run, capfd):
-    for name, kind in EVALUATION_OPTIONS.items():
+    for name, each in EVALUATIONS.items():
         with pytest.raises(SystemExit) as ended:
             cli.main([name, str(run.path), "--help"])
         assert ended.value.code == 0
         shown = capfd.readouterr().out
-        for field in dataclasses.fields(kind):
+        for field in dataclasses.fields(each.options):
             assert f"--{field.name.replace('_', '-')}" in shown
         assert "--data.root" in shown
         assert not any(f"--data.{each}" in shown for each in ("augmentation", "views", "blur"))
@@ -100,9 +107,9 @@ def test_a_sweep_has_a_column_for_each_kind_and_joins_them_by_ids():
     assert len(set(columns)) == len(columns)
     kinds = {evaluation_kind(measure.file) for measure in MEASURES}
     assert {"linear", "linear-cached", "knn", "detection", "embedding"} <= kinds
-    assert kinds - {"metrics", "pretrain"} <= EVALUATION_TITLES.keys()
+    assert kinds - {"metrics", "pretrain"} <= result_titles().keys()
     for measure in MEASURES:
-        kind = EVALUATION_TITLES.get(evaluation_kind(measure.file))
+        kind = result_titles().get(evaluation_kind(measure.file))
         if measure.path == ("top1",):
             assert measure.title == f"{kind} top-1"
 
@@ -122,14 +129,12 @@ def measure_half(path, options, data=None):
     return result
 
 
-def test_a_new_one_is_a_line_in_each_table(run, monkeypatch, capfd):
+def test_a_new_one_is_a_file_and_a_line(run, monkeypatch, capfd):
     from hardmix.commands.evaluate import evaluation_command
 
-    monkeypatch.setitem(EVALUATION_OPTIONS, "half", HalfOptions)
-    monkeypatch.setitem(titles.EVALUATION_TITLES, "half", "Half")
-    monkeypatch.setitem(
-        all_evaluations.EVALUATIONS, "half", Evaluation("Half", HalfOptions, measure_half)
-    )
+    module = SimpleNamespace(measure=measure_half)
+    monkeypatch.setitem(sys.modules, "hardmix.evaluation.half", module)
+    monkeypatch.setitem(EVALUATIONS, "half", Evaluation("Half", HalfOptions))
     evaluation_command("half")([str(run.path), "--share", "0.25", "--k", "3"])
     found = {table.id: table for table in evaluations_of(group_runs(read_runs([run.path])))}
     knn_of_run = json.loads((run.results / "knn.json").read_text())["top1"]

@@ -13,46 +13,45 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from test_detection_data import shared, thing, voc_image, voc_lists  # noqa: F401
 from torch import nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from hardmix.commands import main as cli
 from hardmix.errors import InputError
 from hardmix.evaluation.detection import detect, detector_training
-from hardmix.evaluation.detection.coco_data import annotation_file, open_coco, read_json
+from hardmix.evaluation.detection.c4 import Target
+from hardmix.evaluation.detection.coco import annotation_file, open_coco, read_json
+from hardmix.evaluation.detection.detect import compare, find_objects, score
 from hardmix.evaluation.detection.detector_training import (
     Batches,
     DetectorTraining,
     build_detector,
     build_optimizer,
     learning_rate,
+    make_precise,
     precise_statistics,
     restore,
     save,
     train_until,
 )
-from hardmix.evaluation.detection.drawing import compare
-from hardmix.evaluation.detection.norms import (
-    SyncedBatchNorm2d,
-    batch_norms,
-    make_precise,
-    synchronised,
-)
-from hardmix.evaluation.detection.roi_heads import Target
 from hardmix.evaluation.detection.samples import DetectionImage, FoundObjects
-from hardmix.evaluation.detection.testing import find_objects, score
-from hardmix.evaluation.detection.voc_data import open_voc
+from hardmix.evaluation.detection.voc import open_voc
+from hardmix.models import batch_norm
 from hardmix.models.backbones import build_backbone
+from hardmix.models.batch_norm import batch_norms, synchronise_batch_norm
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import progress
 from hardmix.runtime.device import choose_compute
 from hardmix.runtime.distributed import rank
-from hardmix.settings.detection_options import SCHEDULES, DetectionConfig, schedule_of, with_batch
-from hardmix.settings.recipes import RECIPES
+from hardmix.settings.evaluations import SCHEDULES, DetectionConfig, schedule_of, with_batch
 from ranks import in_two_processes, tensors_file
+from untrained_runs import run_of_backbone
+from voc_folders import thing, voc_image, voc_lists
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
 
 CPU = torch.device("cpu")
 FP32 = choose_compute("cpu", "fp32")
@@ -116,20 +115,7 @@ def cells(tmp_path):
 @pytest.fixture
 def encoder(tmp_path):
     """A run whose encoder was made without training."""
-    return make_run(tmp_path / "run", "resnet18-narrow")
-
-
-def make_run(path: Path, backbone: str, channels: int = 3) -> Path:
-    config = RECIPES["demo"].build("mochi", False)
-    config = replace(
-        config,
-        model=replace(config.model, backbone=backbone),
-        data=replace(config.data, channels=channels),
-    )
-    torch.manual_seed(3)
-    run = Run.create(path, config)
-    run.write_encoder(build_backbone(backbone, channels).trunk, config)
-    return path
+    return run_of_backbone(tmp_path / "run", "resnet18-narrow")
 
 
 def new_training(cells: Path, folder: Path, config: DetectionConfig) -> DetectorTraining:
@@ -222,16 +208,15 @@ def normalised(norm: nn.Module, maps: torch.Tensor, weights: torch.Tensor):
 
 def check_synced(number):
     half = slice(2 * number, 2 * number + 2)
-    synced = synchronised(nn.Sequential(nn.BatchNorm2d(3)))
-    assert type(synced[0]) is SyncedBatchNorm2d
+    synced = synchronise_batch_norm(nn.Sequential(nn.BatchNorm2d(3)), CPU)
     out, gradient, _ = normalised(synced, maps_of_all()[half], weights_of_all()[half])
     whole, expected, norm = normalised(nn.BatchNorm2d(3), maps_of_all(), weights_of_all())
     torch.testing.assert_close(out, whole[half], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(gradient, expected[half], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(synced[0].running_mean, norm.running_mean)
+    torch.testing.assert_close(synced[0].running_var, norm.running_var)
     biased = maps_of_all().var(dim=(0, 2, 3), correction=0)
-    torch.testing.assert_close(synced[0].running_var, 0.9 + 0.1 * biased)
-    precise = nn.Sequential(SyncedBatchNorm2d(3))
+    precise = synchronise_batch_norm(nn.Sequential(nn.BatchNorm2d(3)), CPU)
     precise.forward = lambda images, _: precise[0](images)
     make_precise(precise, [(maps_of_all()[half][i : i + 1], None) for i in range(2)])
     torch.testing.assert_close(precise[0].running_mean, maps_of_all().mean(dim=(0, 2, 3)))
@@ -244,20 +229,20 @@ def test_two_processes_normalise_as_one_with_the_whole_batch(tmp_path):
 
 def test_on_one_process_synchronised_batch_norm_is_batch_norm_to_the_bit():
     plain = nn.BatchNorm2d(3)
-    synced = synchronised(nn.Sequential(nn.BatchNorm2d(3)))
+    synced = synchronise_batch_norm(nn.Sequential(nn.BatchNorm2d(3)), CPU)
     assert torch.equal(plain(maps_of_all()), synced(maps_of_all()))
     assert torch.equal(plain.running_var, synced[0].running_var)
 
 
-@pytest.mark.parametrize(
-    ("device", "kind"), [("cpu", SyncedBatchNorm2d), ("cuda", nn.SyncBatchNorm)]
-)
-def test_batch_norm_is_synchronised_as_the_device_can(device, kind):
+@pytest.mark.parametrize(("device", "kind"), [("cpu", nn.BatchNorm2d), ("cuda", nn.SyncBatchNorm)])
+def test_batch_norm_is_synchronised_as_the_device_can(device, kind, monkeypatch):
     """Torch's own refuses tensors on CPUs; on GPUs ours would make two calls and wait for each."""
     module = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sequential(nn.BatchNorm2d(3)))
     state = module.state_dict()
-    synced = synchronised(module, torch.device(device))
+    monkeypatch.setattr(batch_norm, "world_size", lambda: 2)
+    synced = synchronise_batch_norm(module, torch.device(device))
     assert type(synced[1][0]) is kind
+    assert ("forward" in vars(synced[1][0])) == (device == "cpu")  # ours, on the same layer
     assert synced.state_dict().keys() == state.keys()
     config = tiny()
     groups = build_optimizer(synced, config).param_groups
@@ -380,7 +365,7 @@ def test_images_of_one_pixel_are_trained_on_and_tested(tmp_path):
     assert np.isfinite(found[0].boxes).all()
 
 
-def test_it_learns_a_few_images_of_coco_by_heart(shared, tmp_path):  # noqa: F811
+def test_it_learns_a_few_images_of_coco_by_heart(shared, tmp_path):
     root = tmp_path / "coco"
     test = open_coco(shared / "coco-mini").test
     few = [image for image in test.images if 1 <= len(image.boxes) <= 3 and not image.crowd.any()]
@@ -489,7 +474,7 @@ def test_the_baselines_start_elsewhere(cells, encoder, tmp_path, capfd):
     assert (status, "does not fit resnet18-narrow" in err) == (2, True)
 
 
-def test_masks_are_trained_and_tested_on_coco(shared, encoder, tmp_path, capfd):  # noqa: F811
+def test_masks_are_trained_and_tested_on_coco(shared, encoder, tmp_path, capfd):
     root = part_of_coco(shared / "coco-mini", tmp_path / "coco")
     command = ["detect", encoder, "--task", "coco", "--data.root", root, "--trials", "1", *FLAGS]
     status, out, err = run_command(capfd, *command, "--iterations", "2", "--test-every", "0")
@@ -537,7 +522,7 @@ def test_data_that_cannot_be_used_is_refused_before_training(spoil, words, cells
 def test_encoders_that_cannot_be_detectors_are_refused(
     backbone, channels, words, cells, tmp_path, capfd
 ):
-    run = make_run(tmp_path / "other", backbone, channels)
+    run = run_of_backbone(tmp_path / "other", backbone, channels)
     status, _, err = run_command(
         capfd, "detect", run, "--task", "voc", "--data.root", cells, *FLAGS
     )

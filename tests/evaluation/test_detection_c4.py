@@ -3,27 +3,44 @@
 import numpy as np
 import pytest
 import torch
-from detectron2_weights import detectron2_detector_name, load_detectron2_weights
 from torch import nn
 from torchvision.models.resnet import Bottleneck, ResNet, resnet18, resnet50
 
+from detectron2_weights import detectron2_detector_name, load_detectron2_weights
 from hardmix.errors import InputError
-from hardmix.evaluation.detection.anchors import anchors_of, cell_anchors
-from hardmix.evaluation.detection.boxes import Scale, Size, clip, decode, encode, overlaps
-from hardmix.evaluation.detection.c4 import C4Detector
-from hardmix.evaluation.detection.detections import (
+from hardmix.evaluation.detection.boxes import (
+    Matches,
+    Sampling,
+    Scale,
+    Size,
+    clip,
+    decode,
+    encode,
+    match,
+    overlaps,
+    sample,
+)
+from hardmix.evaluation.detection.c4 import (
+    C4Detector,
+    Detections,
     DetectionSettings,
-    Found,
+    RoiSettings,
+    RpnOutput,
+    RpnSettings,
+    Target,
+    TopK,
+    anchors_of,
+    cell_anchors,
     choose,
+    crop,
     paste,
+    propose,
     resized,
 )
-from hardmix.evaluation.detection.masks import crop
-from hardmix.evaluation.detection.matching import Matches, Sampling, match, sample
-from hardmix.evaluation.detection.roi_heads import RoiSettings, Target
-from hardmix.evaluation.detection.rpn import RpnOutput, RpnSettings, TopK, propose
 from hardmix.models.backbones import build_backbone
 from places import SHARED
+
+pytestmark = pytest.mark.slow
 
 GOLDEN = SHARED / "detection-golden"
 CLASSES = 5
@@ -446,7 +463,7 @@ def test_a_pasted_mask_fills_its_box():
     boxes = torch.tensor([[2.0, 3, 10, 9], [0, 0, 20, 16]])
     halves = torch.ones(14, 14)
     halves[:, 7:] = 0
-    found = Found(
+    found = Detections(
         boxes,
         torch.ones(2),
         torch.zeros(2, dtype=torch.long),
@@ -460,7 +477,7 @@ def test_a_pasted_mask_fills_its_box():
 
 
 def test_pasting_needs_a_mask_branch():
-    none = Found(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.long))
+    none = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.long))
     with pytest.raises(ValueError, match="no mask branch"):
         paste(none, Size(4, 4))
 

@@ -1,7 +1,6 @@
 """Readers of VOC's and COCO's layouts, and what becomes of an image before a detector sees it."""
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from itertools import islice
@@ -10,13 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from PIL import Image
 
 from hardmix import InputError
-from hardmix.evaluation.detection.coco_data import annotation_file, open_coco, read_coco
-from hardmix.evaluation.detection.coco_eval import coco_ap
+from hardmix.evaluation.detection.coco import annotation_file, coco_ap, open_coco, read_coco
 from hardmix.evaluation.detection.samples import (
     DetectionImage,
     FoundObjects,
@@ -36,10 +33,9 @@ from hardmix.evaluation.detection.transforms import (
     resized,
     training_input,
 )
-from hardmix.evaluation.detection.voc_data import VOC_CLASSES, open_voc
-from hardmix.evaluation.detection.voc_eval import voc_ap
-from hardmix.settings.detection_options import COCO_SIDES, TEST_SIDE, VOC_SIDES
-from places import SHARED
+from hardmix.evaluation.detection.voc import VOC_CLASSES, open_voc, voc_ap
+from hardmix.settings.evaluations import COCO_SIDES, TEST_SIDE, VOC_SIDES
+from voc_folders import thing, voc_image, voc_lists
 
 # pycocotools 2.0.11 under numpy 2; of no consequence.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -50,45 +46,7 @@ def _tools():
     pytest.importorskip("pycocotools", reason="pip install 'hardmix[detection]'")
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    if not (SHARED / "unpack.py").exists():
-        pytest.skip(f"detection data are not here: {SHARED}/unpack.py")
-    out = tmp_path_factory.mktemp("detection")
-    command = [sys.executable, SHARED / "unpack.py", out, "bccd-voc", "coco-mini"]
-    subprocess.run(command, check=True)
-    return out
-
-
 # -- VOC
-
-
-def thing(name, *corners, difficult=0):
-    keys = ("xmin", "ymin", "xmax", "ymax")
-    box = "".join(f"<{key}>{value}</{key}>" for key, value in zip(keys, corners, strict=True))
-    part = "<part><name>head</name><bndbox><xmin>1</xmin></bndbox></part>"
-    return (
-        f"<object>{part}<name>{name}</name><difficult>{difficult}</difficult>"
-        f"<bndbox>{box}</bndbox></object>"
-    )
-
-
-def voc_image(root: Path, name: str, *objects: str, size=(40, 30), suffix=".jpg") -> None:
-    for folder in ("Annotations", "JPEGImages"):
-        (root / folder).mkdir(parents=True, exist_ok=True)
-    width, height = size
-    (root / "Annotations" / f"{name}.xml").write_text(
-        f"<annotation><size><width>{width}</width><height>{height}</height></size>"
-        f"{''.join(objects)}</annotation>"
-    )
-    Image.new("RGB", size).save(root / "JPEGImages" / f"{name}{suffix}")
-
-
-def voc_lists(root: Path, **lists: list[str]) -> Path:
-    (root / "ImageSets" / "Main").mkdir(parents=True, exist_ok=True)
-    for name, names in lists.items():
-        (root / "ImageSets" / "Main" / f"{name}.txt").write_text("\n".join(names) + "\n")
-    return root
 
 
 @pytest.fixture

@@ -12,24 +12,25 @@ from gpu_events import FP32, gpu
 from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import ViewLoader
 from hardmix.evaluation import finetune, knn, neighbours, probe
-from hardmix.evaluation.classifier_training import ClassifierTraining, train_epoch
-from hardmix.evaluation.detection.c4 import C4Detector
+from hardmix.evaluation.detection.c4 import C4Detector, Target
+from hardmix.evaluation.detection.detect import find_in
 from hardmix.evaluation.detection.detector_training import (
     DetectorTraining,
     build_detector,
     build_optimizer,
     train_until,
 )
-from hardmix.evaluation.detection.roi_heads import Target
-from hardmix.evaluation.detection.testing import find_in
 from hardmix.evaluation.features import extract
+from hardmix.evaluation.linear import ClassifierTraining, train_epoch
+from hardmix.models import batch_norm
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import progress
 from hardmix.runtime.device import send
 from hardmix.settings.config import DataConfig
-from hardmix.settings.detection_options import SCHEDULES
-from hardmix.settings.evaluation_options import FinetuneConfig
+from hardmix.settings.evaluations import SCHEDULES, FinetuneConfig
 from pretended_gpu import GPU
+
+pytestmark = pytest.mark.slow
 
 MOST_LAUNCHES = {
     "features, four batches": 30,  # counted: 28
@@ -156,12 +157,14 @@ the sizes of what follows, as in detectron2."""
 
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize("task", ["voc", "coco"])
-def test_a_detectors_step_reads_sizes_alone_and_copies_nothing_back(task, tmp_path):
+def test_a_detectors_step_reads_sizes_alone_and_copies_nothing_back(task, tmp_path, monkeypatch):
     torch.manual_seed(0)
     trunk = ResNet(Bottleneck, [1, 1, 1, 1], width_per_group=8)
     config = SCHEDULES[task, "short"]
     with gpu() as log, progress("test", 9) as meter:
-        detector = build_detector(trunk, 2, config, GPU)
+        with monkeypatch.context() as several:
+            several.setattr(batch_norm, "world_size", lambda: 2)
+            detector = build_detector(trunk, 2, config, GPU)
         assert isinstance(detector, C4Detector)
         assert not any(type(layer) is nn.BatchNorm2d for layer in detector.modules())
         optimizer = build_optimizer(detector, config)

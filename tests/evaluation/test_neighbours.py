@@ -5,15 +5,16 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from test_run_evaluations import make_run
+from hypothesis import given, strategies as st
 
 from hardmix.evaluation import knn, neighbours
 from hardmix.evaluation.knn import knn_accuracy
 from hardmix.settings.config import DataConfig
-from hardmix.settings.evaluation_options import KnnOptions
+from hardmix.settings.evaluations import KnnOptions
 from ranks import in_two_processes
+from untrained_runs import make_run
+
+pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 SHAPES = DataConfig(name="shapes", num_images=241, image_size=32, workers=0)

@@ -19,32 +19,18 @@ from hardmix.commands import main as cli
 from hardmix.commands.argv import data_of_run
 from hardmix.data.imagenet100 import SYNSETS
 from hardmix.errors import InputError
-from hardmix.evaluation import classifier_training, finetune, linear
+from hardmix.evaluation import finetune, linear
 from hardmix.evaluation.evaluated_run import _num_classes, open_evaluated_run
 from hardmix.evaluation.finetune import balanced_subset
 from hardmix.models.backbones import build_backbone
 from hardmix.runs.folder import OWN_TRUNK, Run
-from hardmix.settings.config import DataConfig, ModelConfig, PretrainConfig, TrainConfig
-from hardmix.settings.evaluation_options import LINEAR_PRESETS, LinearConfig, LinearOptions
+from hardmix.settings.evaluations import LINEAR_PRESETS, LinearConfig, LinearOptions
 from ranks import in_two_processes
+from untrained_runs import CONFIG, make_run
 
-CONFIG = PretrainConfig(
-    recipe="demo",
-    data=DataConfig(name="shapes", num_images=240, image_size=32, blur=False, workers=0),
-    model=ModelConfig(backbone="small"),
-    train=TrainConfig(device="cpu"),
-)
-
+pytestmark = pytest.mark.slow
 
 SHAPES = ["--data.name", "shapes", "--data.num-images", "240"]
-
-
-def make_run(path: Path, config: PretrainConfig = CONFIG) -> Run:
-    """A finished run without its training."""
-    torch.manual_seed(0)
-    run = Run.create(path, config)
-    run.write_encoder(build_backbone(config.model.backbone, config.data.channels).trunk, config)
-    return run
 
 
 @pytest.fixture
@@ -159,7 +145,7 @@ def test_linear_trains_on_every_image_in_every_epoch(run, monkeypatch):
         losses.append(float(loss.detach()) / len(labels))
         return loss
 
-    monkeypatch.setattr(classifier_training, "cross_entropy", note)
+    monkeypatch.setattr(linear, "cross_entropy", note)
     options = LinearOptions(preset="imagenet100", epochs=2, batch_size=100, lr=0.1, milestones=())
     found = linear.measure(run.path, options)
     assert sizes == [100, 100, 40] * 2  # official MoCo's loader drops none either
@@ -196,21 +182,21 @@ def trained_classifier(path, config=LINEAR, stop=None):
     test = evaluated.features(evaluated.encoder, evaluated.test, "test")
     with pytest.MonkeyPatch.context() as patched:
         if stop is not None:
-            save = classifier_training.save
+            save = linear.save
 
             def killed(training):
                 save(training)
                 if len(training.curve) == stop:
                     raise KeyboardInterrupt
 
-            patched.setattr(classifier_training, "save", killed)
-        return classifier_training.train_classifier(evaluated, config, test, "trunk")
+            patched.setattr(linear, "save", killed)
+        return linear.train_classifier(evaluated, config, test, "trunk")
 
 
 def test_a_classifier_trained_by_the_protocol_learns_and_resumes_to_the_same_bits(run, capfd):
     whole = trained_classifier(run.path)
     assert whole.curve[-1]["loss"] < whole.curve[0]["loss"]
-    classifier_training.forget_epochs(whole)
+    linear.forget_epochs(whole)
     assert not (run.path / "linear").exists()
     with pytest.raises(KeyboardInterrupt):
         trained_classifier(run.path, stop=2)

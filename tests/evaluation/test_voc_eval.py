@@ -4,18 +4,17 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hardmix import InputError
-from hardmix.evaluation.detection.coco_eval import CocoAP, coco_ap
+from hardmix.evaluation.detection.coco import CocoAP, coco_ap
 from hardmix.evaluation.detection.samples import (
     DetectionImage,
     DetectionSet,
     FoundObjects,
     encode_mask,
 )
-from hardmix.evaluation.detection.voc_eval import (
+from hardmix.evaluation.detection.voc import (
     THRESHOLDS,
     VocAP,
     average_precision,

@@ -11,16 +11,18 @@ import torch
 from PIL import Image
 
 from hardmix.commands import main as cli
-from hardmix.evaluation import feature_files
-from hardmix.evaluation.feature_files import features_of, kept_file
-from hardmix.evaluation.features import extract, load_encoder
-from hardmix.explore import exploring, pictures
+from hardmix.evaluation import features
+from hardmix.evaluation.features import extract, features_of, kept_file
+from hardmix.evaluation.trained_encoder import load_encoder
+from hardmix.explore import exploring
 from hardmix.models.backbones import build_backbone
 from hardmix.runs.folder import Run
 from hardmix.runtime.device import choose_compute
 from hardmix.settings.config import DataConfig, ModelConfig, PretrainConfig, TrainConfig
 from hardmix.training.pretrain import pretrain
 from ranks import tiny
+
+pytestmark = pytest.mark.slow
 
 CONFIG = PretrainConfig(
     recipe="demo",
@@ -176,7 +178,7 @@ def test_features_are_computed_once_until_encoder_or_images_change(run, photos, 
         computed.append(1)
         return extract(*arguments, **options)
 
-    monkeypatch.setattr(feature_files, "extract", counted)
+    monkeypatch.setattr(features, "extract", counted)
     data = DataConfig(root=str(photos), image_size=32, workers=0)
 
     def times() -> int:
@@ -260,15 +262,15 @@ def test_pictures_are_the_middle_square_of_every_kind_of_image(tmp_path):
     tall.save(files[1])
     Image.new("L", (3, 5), 7).save(files[2])
     images = exploring.ImageSet("x", None, None, files=tuple(map(str, files)))
-    made = pictures.make_pictures(images, [0, 1, 2], workers=0, tile=32)
+    made = exploring.make_pictures(images, [0, 1, 2], workers=0, tile=32)
     assert made.tiles.shape == (3, 32, 32, 3)
     assert np.abs(made.tiles[:2, 4:-4].astype(int) - [0, 0, 255]).max() < 12
     assert made.pixels.tolist() == [60 * 200, 60 * 200, 15]
     assert made.bytes.tolist() == [file.stat().st_size for file in files]
     files[1].unlink()
-    gone = pictures.make_pictures(images, [0, 1, 2], workers=0, tile=32)
+    gone = exploring.make_pictures(images, [0, 1, 2], workers=0, tile=32)
     assert (gone.tiles[1] == 128).all()
-    assert [pictures.tile_for(n) for n in (10, 3000, 12_000, 50_000, 10**6)] == [
+    assert [exploring.tile_for(n) for n in (10, 3000, 12_000, 50_000, 10**6)] == [
         128,
         128,
         64,
@@ -281,7 +283,7 @@ def test_edges_tell_copies_from_what_only_has_the_same_colours():
     def edges(*images):
         tiles = np.stack([np.asarray(image.resize((64, 64))) for image in images])
         nothing = np.zeros(len(tiles), np.int64)
-        rows = exploring.edges_of(pictures.Pictures(tiles, nothing, nothing))
+        rows = exploring.edges_of(exploring.Pictures(tiles, nothing, nothing))
         rows /= np.linalg.norm(rows, axis=1, keepdims=True)
         return rows @ rows[0]
 

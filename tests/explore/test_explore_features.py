@@ -5,13 +5,13 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from hardmix import explore
 from hardmix.errors import InputError
-from hardmix.explore import clustering, nearest
-from hardmix.explore.cluster_names import cluster_names, words_of
+from hardmix.evaluation import kmeans, neighbours as engine
+from hardmix.explore import clustering, near_duplicates
+from hardmix.explore.clustering import cluster_names, words_of
 
 few = settings(max_examples=30)
 CLOSE = 1e-5
@@ -45,7 +45,8 @@ def cosines(rows, others=None):
 
 @pytest.fixture(params=[7, 1 << 24])
 def _blocks(request, monkeypatch):
-    monkeypatch.setattr(nearest, "BLOCK", request.param)
+    monkeypatch.setattr(near_duplicates, "BLOCK", request.param)
+    monkeypatch.setattr(engine, "ROWS", min(request.param, engine.ROWS))
 
 
 @pytest.mark.usefixtures("_blocks")
@@ -194,7 +195,7 @@ def test_a_planted_wrong_label_is_found_with_the_right_one():
 
 @pytest.mark.parametrize("whole", [1, 10_000])
 def test_clusters_find_separate_groups_and_repeat(whole, monkeypatch):
-    monkeypatch.setattr(clustering, "WHOLE", whole)  # 1: in batches
+    monkeypatch.setattr(kmeans, "WHOLE", whole)  # 1: in batches
     generator = np.random.default_rng(2)
     truth = np.repeat([0, 1, 2], [60, 30, 10])
     rows = generator.normal(size=(100, 5)) * 0.2 + np.eye(3, 5)[truth] * 4

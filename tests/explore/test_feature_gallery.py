@@ -10,11 +10,13 @@ from PIL import Image
 
 from hardmix.commands import main as cli
 from hardmix.errors import InputError
-from hardmix.evaluation.feature_files import features_of
-from hardmix.explore.feature_gallery import NEAR, QUERIES, write_feature_gallery
+from hardmix.evaluation.features import features_of
+from hardmix.explore.neighbour_sheets import NEAR, QUERIES, write_feature_gallery
 from hardmix.models.backbones import build_backbone
 from hardmix.runs.folder import Run
 from hardmix.settings.config import DataConfig, ModelConfig, PretrainConfig, TrainConfig
+
+pytestmark = pytest.mark.slow
 
 IMAGES = 40
 

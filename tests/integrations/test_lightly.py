@@ -33,7 +33,7 @@ def assert_same(ours, theirs, *inputs):
 @pytest.mark.parametrize("size", [(40, DIM), [40, DIM], 0, (0,), (0, DIM)])
 def test_without_mixing_it_is_lightlys_loss_at_every_step_round_the_bank(size):
     losses = []
-    for kind, options in ((lightlys(), {}), (NTXentLoss, PLAIN)):
+    for kind, options in ((lightlys(), {}), (NTXentLoss, {**PLAIN, "start": "random"})):
         torch.manual_seed(1)  # both begin with the same noise
         losses.append(kind(0.1, size, **options))
     theirs, ours = losses
@@ -75,14 +75,45 @@ def _with_bank(loss, other):
     return loss
 
 
-def test_the_paper_counts_fit_a_small_bank_and_wrong_sizes_are_refused():
-    assert NTXentLoss(memory_bank_size=(40, DIM)).mochi.num_hardest == 40
-    assert NTXentLoss(memory_bank_size=(4096, DIM)).mochi.num_hardest == 1024
+def test_nothing_is_mixed_unless_asked_for_and_wrong_sizes_are_refused():
+    plain = NTXentLoss(memory_bank_size=(40, DIM)).mochi
+    assert (plain.num_pairs, plain.num_with_query) == (0, 0)
+    mixed = NTXentLoss(memory_bank_size=(4096, DIM), num_pairs=8).mochi
+    assert (mixed.num_hardest, mixed.num_pairs, mixed.num_with_query) == ("sixteenth", 8, 0)
     with pytest.raises(InputError, match="num_hardest=50 exceeds the 40 negatives"):
-        NTXentLoss(memory_bank_size=(40, DIM), num_hardest=50)
+        NTXentLoss(memory_bank_size=(40, DIM), num_hardest=50, num_pairs=3)
+    with pytest.raises(InputError, match="num_hardest=20 without points mixes nothing"):
+        NTXentLoss(memory_bank_size=(40, DIM), num_hardest=20)
     for size in (4096, (4096,), (-1, 3), (4, 0), (1, 2, 3), ()):
         with pytest.raises(InputError, match=r"memory_bank_size=.* must be \(size, dim\)"):
             NTXentLoss(memory_bank_size=size)
+
+
+@pytest.mark.parametrize("backward_between", [False, True])
+def test_the_second_direction_of_a_step_does_not_meet_the_keys_of_the_first(backward_between):
+    """lightly issue 564: both directions of a step, with one memory bank."""
+    ours = NTXentLoss(0.2, (40, DIM))
+    ours.memory_bank.enqueue(torch.randn(7, DIM), ids=torch.arange(100, 107))
+    before = ours.memory_bank.keys[:7].clone()
+    (query, key), (other, back), ids = views(), views(), torch.arange(BATCH)
+    mochi = MochiLoss(2, 0, 0, temperature=0.2)
+    first = ours(query, key, ids)
+    if backward_between:
+        first.backward()
+    bank = ours.memory_bank.keys[: 7 + BATCH].clone()
+    second = ours(other, back, ids if backward_between else None)
+    torch.testing.assert_close(first, mochi(query, key, before))
+    if backward_between:  # no call can tell that this is the same step, but the ids can
+        own = torch.cat([torch.zeros(BATCH, 7), torch.eye(BATCH)], dim=1).bool()
+        torch.testing.assert_close(second, mochi(other, back, bank, own))
+        second.backward()
+    else:
+        torch.testing.assert_close(second, mochi(other, back, before))
+        (first + second).backward()
+    assert ours.memory_bank.filled == 7 + 2 * BATCH
+    query, key = views()
+    expected = mochi(query, key, ours.memory_bank.keys[: 7 + 2 * BATCH].clone())
+    torch.testing.assert_close(ours(query, key), expected)
 
 
 def one_process_and_two(number):

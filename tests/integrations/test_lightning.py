@@ -1,5 +1,6 @@
 """MomentumContrast in Lightning's trainer and in a plain loop."""
 
+import copy
 from importlib import import_module
 
 import pytest
@@ -23,9 +24,10 @@ def small(**options):
 
 
 def test_it_is_mochi_loss_with_a_queue_and_momentum_step_by_step():
-    module, plain, slow = small(num_pairs=5, num_with_query=3), encoder(), encoder()
+    counts = {"num_hardest": 16, "num_pairs": 5, "num_with_query": 3}
+    module, plain, slow = small(**counts), encoder(), encoder()
     torch.manual_seed(8)
-    memory = MemoryQueue(16, 4)
+    memory = MemoryQueue(16, 4, start="empty")
     module.memory.keys.copy_(memory.keys)
     loss = MochiLoss(16, 5, 3)
     for step in range(4):
@@ -94,7 +96,26 @@ def test_wrong_settings_are_refused():
     with pytest.raises(InputError, match=r"momentum=1.5 must be from 0 to 1"):
         MomentumContrast(encoder(), dim=4, queue_size=16, momentum=1.5)
     with pytest.raises(InputError, match="num_hardest=17 exceeds the 16 negatives"):
-        small(num_hardest=17)
+        small(num_hardest=17, num_pairs=1)
+    with pytest.raises(InputError, match="key_groups=0 is below 1"):
+        small(key_groups=0)
+
+
+def test_keys_in_groups_have_the_statistics_of_their_group_and_keep_their_order():
+    module = MomentumContrast(
+        nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), dim=4, queue_size=16, key_groups=3
+    )
+    whole = copy.deepcopy(module.key_encoder)
+    views = torch.randn(2, 9, 6)
+    torch.manual_seed(5)
+    module.contrast(*views)
+    torch.manual_seed(5)
+    order = torch.randperm(9)
+    expected = torch.empty(9, 4)
+    for rows in order.split(3):
+        expected[rows] = whole(views[1][rows])
+    torch.testing.assert_close(module.memory.keys[:9], normalize(expected, dim=1))
+    torch.testing.assert_close(module.key_encoder[1].running_mean, whole[1].running_mean)
 
 
 def fitted(monkeypatch, tmp_path, accumulate, steps, checkpoint=None):

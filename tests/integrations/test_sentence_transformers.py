@@ -10,8 +10,9 @@ from importlib import import_module
 import pytest
 import torch
 
-from hardmix import InputError, MochiLoss, hardness_weights
+from hardmix import InputError, MochiLoss
 from hardmix.integrations import MixedNegativesLoss
+from hardmix.losses import hardness_weights
 from hardmix.runtime.distributed import gather, wrap
 from places import ROOT
 from ranks import in_two_processes
@@ -239,7 +240,8 @@ def test_the_trainer_learns_from_triplets_in_chunks_with_accumulation(library, s
     model, pairs = sentences.tiny_model(), sentences.sentence_pairs()
     train, test = with_negatives(pairs.select(range(220))), pairs.select(range(220, 320))
     before = sentences.found(model, test)
-    loss = MixedNegativesLoss(model, queue_size=64, mini_batch_size=16, num_hardest=32)
+    counts = {"num_hardest": 32, "num_pairs": 64, "num_with_query": 8}
+    loss = MixedNegativesLoss(model, queue_size=64, queue_after=0, mini_batch_size=16, **counts)
     arguments = library.SentenceTransformerTrainingArguments(
         tmp_path,
         max_steps=25,

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from hardmix import InputError, MochiLoss
 from hardmix.integrations import TwoTowerLoss
-from hardmix.methods.row_generators import RowDraws
+from hardmix.methods.mixing_schedule import RowDraws
 from hardmix.runtime.distributed import gather
 from ranks import in_two_processes
 

@@ -8,9 +8,8 @@ from safetensors.torch import load_file
 
 from hardmix.data.loading import open_loader
 from hardmix.errors import InputError, UnfinishedError
-from hardmix.methods.all_methods import METHODS, build_method
-from hardmix.methods.base import Materials, TrainingPosition
-from hardmix.methods.cluster_filter import ImageClusters
+from hardmix.methods.base import Materials, TrainingPosition, build_method, method_class
+from hardmix.methods.clusters import ImageClusters
 from hardmix.mixing.queue import UNKNOWN, MemoryQueue
 from hardmix.runtime.device import choose_compute
 from hardmix.training.pretrain import pretrain
@@ -56,7 +55,7 @@ def test_the_loss_of_a_step_leaves_the_cluster_out():
     config = small()
     method = build_method(config, Materials(choose_compute("cpu", "fp32"), num_images=48))
     _, loader = open_loader(
-        config.data, config.train, torch.device("cpu"), METHODS["mochi"].view_kinds(config)
+        config.data, config.train, torch.device("cpu"), method_class("mochi").view_kinds(config)
     )
     batch = next(iter(loader.epoch(0)))
     method.memory.enqueue(torch.randn(64, config.model.dim), ids=torch.arange(64) % 48)

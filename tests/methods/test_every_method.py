@@ -11,23 +11,25 @@ from hardmix.analysis.gallery import look_at_queue
 from hardmix.commands import main as cli
 from hardmix.data.loading import open_loader
 from hardmix.errors import InputError, UnfinishedError
-from hardmix.evaluation.features import load_encoder
-from hardmix.methods.all_methods import METHODS, build_method
-from hardmix.methods.base import Materials, TrainingPosition
+from hardmix.evaluation.trained_encoder import load_encoder
+from hardmix.methods.base import Materials, TrainingPosition, build_method, method_class
 from hardmix.report.page import write_report
 from hardmix.runs.folder import Run
 from hardmix.runtime.device import choose_compute
-from hardmix.settings.methods import METHOD_FACTS
+from hardmix.settings.methods import METHOD_FACTS, method_title
 from hardmix.settings.recipes import RECIPES
 from hardmix.settings.saved import settings
-from hardmix.settings.titles import method_title
 from hardmix.training.optimizers import build_optimizer
 from hardmix.training.pretrain import pretrain
 from hardmix.training.step import compute_gradients
 from ranks import all_ranks, group_norm_trunk, lines_of, signal_after, state_of, tiny
 from small_methods import small
 
-OTHERS = [name for name in METHODS if name not in ("moco-v1", "moco-v2", "mochi", "supervised")]
+pytestmark = pytest.mark.slow
+
+OTHERS = [
+    name for name in METHOD_FACTS if name not in ("moco-v1", "moco-v2", "mochi", "supervised")
+]
 MIXED = [name for name in OTHERS if not METHOD_FACTS[name].no_mixing]
 
 
@@ -40,7 +42,7 @@ def runs(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", METHOD_FACTS)
 def test_every_recipe_has_it_and_its_title_says_what_is_mixed(name):
     for recipe in RECIPES.values():
         config = recipe.build(name, False)
@@ -76,7 +78,7 @@ def test_steps_on_one_batch_lower_its_loss(name):
     config = dataclasses.replace(
         config, optimizer=dataclasses.replace(config.optimizer, name="sgd", lr=0.02)
     )
-    kinds = METHODS[name].view_kinds(config)
+    kinds = method_class(name).view_kinds(config)
     images, loader = open_loader(config.data, config.train, torch.device("cpu"), kinds)
     materials = Materials(choose_compute("cpu", "fp32"), num_images=48, images=images)
     method = build_method(config, materials).train()

@@ -5,19 +5,17 @@ import dataclasses
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_method_losses import AT, batch_of, given_embeddings, slow_softmax, unit
 
 from hardmix.data.loading import open_loader
-from hardmix.data.view_kinds import ViewKind
+from hardmix.data.views import ViewKind
 from hardmix.errors import InputError, UnfinishedError
-from hardmix.methods.all_methods import METHODS, build_method
-from hardmix.methods.base import Materials
+from hardmix.methods.base import Materials, build_method, method_class
 from hardmix.runtime.device import choose_compute
-from hardmix.settings.method_options import jigsaw_sizes
+from hardmix.settings.methods import jigsaw_sizes, method_title
 from hardmix.settings.recipes import RECIPES
 from hardmix.settings.saved import settings, with_settings
-from hardmix.settings.titles import method_title
 from hardmix.training.pretrain import pretrain
+from method_cases import AT, batch_of, given_embeddings, slow_softmax, unit
 from ranks import all_ranks, group_norm_trunk, signal_after, state_of, tiny
 
 
@@ -38,7 +36,7 @@ def built(config):
 def test_sizes_are_the_published_ones_and_in_proportion():
     assert jigsaw_sizes(224) == (255, 64)
     assert jigsaw_sizes(32) == (36, 9)
-    assert METHODS["moco-v2"].view_kinds(infomin()) == (
+    assert method_class("moco-v2").view_kinds(infomin()) == (
         ViewKind(2),
         ViewKind(1, 36, (0.6, 1.0), "plain"),
     )
@@ -73,7 +71,7 @@ def test_without_a_weight_it_is_moco_and_with_one_views_and_weights_stay():
     assert {name.split(".")[0] for name in ours} == {"trunk", "head", "tile_head", "join"}
     batches = []
     for config in (plain.config, with_tiles.config):
-        kinds = METHODS["mochi"].view_kinds(config)
+        kinds = method_class("mochi").view_kinds(config)
         _, loader = open_loader(config.data, config.train, torch.device("cpu"), kinds)
         batches.append(next(iter(loader.epoch(0))))
     assert len(batches[1].views) == 3

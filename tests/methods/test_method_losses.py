@@ -6,40 +6,29 @@ import lightly.loss
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from lightly.loss.regularizer import CO2Regularizer
 from lightly.loss.swav_loss import sinkhorn as lightlys_sinkhorn
-from torch.nn.functional import cross_entropy, log_softmax, normalize
+from torch.nn.functional import cross_entropy, normalize
 
-from hardmix.data.batches import Batch
 from hardmix.errors import InputError
-from hardmix.methods import clusters
-from hardmix.methods.all_methods import build_method
-from hardmix.methods.base import Materials, TrainingPosition
+from hardmix.evaluation import kmeans
+from hardmix.evaluation.features import Features
+from hardmix.evaluation.kmeans import choose_library
+from hardmix.methods.base import Materials, TrainingPosition, build_method
 from hardmix.methods.byol import regression, target_momentum
-from hardmix.methods.clusters import (
-    cluster,
-    cluster_numbers,
-    concentrations,
-    kmeans_library,
-    prototype_loss,
-)
+from hardmix.methods.clusters import cluster
 from hardmix.methods.co2 import consistency
-from hardmix.methods.codes import sinkhorn, swapped_loss
-from hardmix.methods.image_mixture import draw_mixture, mix_images
 from hardmix.methods.jigsaw import cut_tiles
+from hardmix.methods.pcl import Prototypes, cluster_numbers, concentrations, prototype_loss
+from hardmix.methods.swav import sinkhorn, swapped_loss
+from hardmix.methods.unmix import draw_mixture, mix_images
 from hardmix.models.lab_pair import MEAN, STD, ToLab
 from hardmix.runtime.device import choose_compute
+from method_cases import AT, batch_of, given_embeddings, slow_softmax, unit
 from ranks import tiny
 
-AT = TrainingPosition(5, 1)
 SIZES = st.tuples(st.integers(2, 6), st.integers(3, 9))
-
-
-def unit(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
 
 
 def plain(name, **more):
@@ -49,30 +38,6 @@ def plain(name, **more):
     materials = Materials(choose_compute("cpu", "fp32"), num_images=96)
     torch.manual_seed(7)
     return build_method(config, materials)
-
-
-def batch_of(number=16, size=32, views=2):
-    generator = torch.Generator().manual_seed(3)
-    images = [torch.randn(number, 3, size, size, generator=generator) for _ in range(views)]
-    return Batch(tuple(images), torch.arange(number) % 4, torch.arange(number) * 5)
-
-
-def given_embeddings(monkeypatch, method, *outputs):
-    """Let the method's networks return these, one call after the other."""
-    calls = iter(outputs)
-    monkeypatch.setattr(method, "network", lambda name: lambda *images: next(calls))
-
-
-def slow_softmax(query, key, negatives, temperature, hidden=None):
-    """-log softmax of the key among key and negatives, query by query."""
-    losses = []
-    for row in range(len(query)):
-        own = [query[row] @ key[row] / temperature]
-        for column in range(len(negatives)):
-            if hidden is None or not hidden[row][column]:
-                own.append(query[row] @ negatives[column] / temperature)
-        losses.append(-log_softmax(torch.stack(own), dim=0)[0])
-    return torch.stack(losses).mean()
 
 
 def test_simclr_is_nt_xent_with_its_gradient(monkeypatch):
@@ -322,7 +287,7 @@ def test_lab_is_that_of_known_colours():
     to_lab = ToLab()
     lab = to_lab(images) * to_lab.reach + to_lab.middle
     assert lab[..., 0, 0].tolist() == [pytest.approx(each, abs=0.05) for each in known.values()]
-    from hardmix.data.augment import channel_statistics
+    from hardmix.data.colours import channel_statistics
 
     assert channel_statistics(3) == (MEAN, STD)
 
@@ -373,39 +338,50 @@ def grouped(seed=0):
     return normalize(unit(6, 16).repeat_interleave(30, 0) + 0.02 * noise, dim=1).float()
 
 
+def prototypes_of(rows, found):
+    """Centres, concentrations at tau = 0.2 and clusters, as PCL takes them over."""
+    numbers = torch.arange(len(rows))
+    prototypes = Prototypes(len(rows), len(found.centres), rows.shape[1])
+    prototypes.take(Features(rows, numbers, numbers), found, 0.2)
+    return prototypes.centres, prototypes.concentration, prototypes.cluster
+
+
 def test_clusters_are_found_by_both_libraries_and_repeat_by_their_seed(library):
     rows = grouped()
-    *parts, (centres, phi, own) = cluster(rows, 6, 3, 0.2, library)
+    *parts, found = cluster(rows, 6, 3, library)
+    centres, phi, own = prototypes_of(rows, found)
     assert parts == [None] * (20 if library == "faiss" else 10)
     assert own.dtype == torch.int64
     nearest = torch.cdist(rows, centres).argmin(dim=1)
     assert (own == nearest).float().mean() > 0.95  # nearest before centres were normalised
-    *_, again = cluster(rows, 6, 3, 0.2, library)
-    assert all(torch.equal(*each) for each in zip(again, (centres, phi, own), strict=True))
-    *_, other = cluster(rows, 20, 4, 0.2, library)
-    assert not torch.equal(other.centres, list(cluster(rows, 20, 5, 0.2, library))[-1].centres)
+    *_, again = cluster(rows, 6, 3, library)
+    same = zip(prototypes_of(rows, again), (centres, phi, own), strict=True)
+    assert all(torch.equal(*each) for each in same)
+    *_, other = cluster(rows, 20, 4, library)
+    assert not torch.equal(other.centres, list(cluster(rows, 20, 5, library))[-1].centres)
 
 
 def test_faiss_is_taken_for_many_images_or_by_name_and_asked_for_if_missing(monkeypatch, capfd):
     found = {"sklearn", "faiss"}
-    monkeypatch.setattr(clusters, "find_spec", lambda name: name if name in found else None)
-    assert kmeans_library("auto", 50_000, "pcl.kmeans=auto") == "sklearn"
-    assert kmeans_library("auto", 1_281_167, "pcl.kmeans=auto") == "faiss"
-    assert kmeans_library("faiss", 100, "pcl.kmeans=faiss") == "faiss"
+    monkeypatch.setattr(kmeans, "find_spec", lambda name: name if name in found else None)
+    assert choose_library("auto", 50_000, "pcl.kmeans=auto") == "sklearn"
+    assert choose_library("auto", 1_281_167, "pcl.kmeans=auto") == "faiss"
+    assert choose_library("faiss", 100, "pcl.kmeans=faiss") == "faiss"
     found.discard("faiss")
     assert not capfd.readouterr().err
-    assert kmeans_library("auto", 1_281_167, "pcl.kmeans=auto") == "sklearn"
+    assert choose_library("auto", 1_281_167, "pcl.kmeans=auto") == "sklearn"
     assert "hardmix[faiss]" in capfd.readouterr().err
     with pytest.raises(InputError, match=r"pcl\.kmeans=faiss needs faiss.*hardmix\[faiss\]"):
-        kmeans_library("faiss", 100, "pcl.kmeans=faiss")
+        choose_library("faiss", 100, "pcl.kmeans=faiss")
     found.clear()
     with pytest.raises(InputError, match=r"needs scikit-learn.*hardmix\[analysis\]"):
-        kmeans_library("auto", 100, "pcl.kmeans=auto")
+        choose_library("auto", 100, "pcl.kmeans=auto")
 
 
 def test_clusters_are_found_and_their_numbers_follow_the_images():
     rows = grouped()
-    *_, (centres, phi, own) = cluster(rows, 6, 3, 0.2)
+    *_, found = cluster(rows, 6, 3)
+    centres, phi, own = prototypes_of(rows, found)
     assert all(len(each.unique()) == 1 for each in own.view(6, 30))
     assert len(own.unique()) == 6
     torch.testing.assert_close(centres.norm(dim=1), torch.ones(6))

@@ -2,7 +2,7 @@
 
 import torch
 
-from hardmix.methods.row_generators import RowDraws, RowsGenerator
+from hardmix.methods.mixing_schedule import RowDraws, RowsGenerator
 from hardmix.runtime.random_numbers import seed_of
 
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,14 +13,20 @@ from torch import nn
 from hardmix.commands import main as cli
 from hardmix.data.loading import open_loader
 from hardmix.errors import InputError, UnfinishedError
-from hardmix.methods.all_methods import METHODS, build_method
-from hardmix.methods.base import Materials, Method, StepOutcome, TrainingPosition
-from hardmix.runs.folder import Run
+from hardmix.methods.base import (
+    Materials,
+    Method,
+    StepOutcome,
+    TrainingPosition,
+    build_method,
+    method_class,
+)
+from hardmix.runs.folder import Run, read_config
 from hardmix.runtime.device import choose_compute
 from hardmix.settings.facts import setting
 from hardmix.settings.methods import METHOD_FACTS, NO_NEGATIVES, MethodFacts, MethodOptions
 from hardmix.settings.recipes import PRESETS, RECIPES
-from hardmix.settings.saved import check_same_run, read_config, settings, to_json
+from hardmix.settings.saved import check_same_run, settings, to_json
 from hardmix.training.optimizers import build_optimizer
 from hardmix.training.pretrain import pretrain
 from hardmix.training.step import compute_gradients
@@ -38,7 +46,7 @@ class ToyOptions(MethodOptions):
 class Toy(Method):
     """Features of two views near each other, and near 1 and a little of what a bank remembers."""
 
-    Options = ToyOptions
+    options: ToyOptions
 
     def __init__(self, config, materials):
         super().__init__(config, materials)
@@ -52,7 +60,7 @@ class Toy(Method):
         first, second = (self.network("trunk")(view) for view in (part.query, part.key))
         near = (first - second).square().mean()
         place = (first - 1 - 0.1 * self.bank).square().mean()
-        return StepOutcome(near + self.config.options.weight * place)
+        return StepOutcome(near + self.options.weight * place)
 
     def after_step(self, batch, outcomes):
         with torch.no_grad():
@@ -67,18 +75,18 @@ class Toy(Method):
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch):
-    monkeypatch.setitem(METHODS, "toy", Toy)
-    facts = MethodFacts("Toy", ToyOptions, unused=(*NO_NEGATIVES, "model.*"))
+    monkeypatch.setitem(sys.modules, "hardmix.methods.toys", SimpleNamespace(Toy=Toy))
+    facts = MethodFacts("Toy", "toys.Toy", ToyOptions, unused=(*NO_NEGATIVES, "model.*"))
     monkeypatch.setitem(METHOD_FACTS, "toy", facts)
 
 
 def test_every_method_has_a_class_facts_and_the_same_options():
-    assert METHODS.keys() == METHOD_FACTS.keys()
-    assert METHODS.keys() >= PRESETS.keys()
-    for name, kind in METHODS.items():
+    assert METHOD_FACTS.keys() >= PRESETS.keys()
+    for name, facts in METHOD_FACTS.items():
+        kind = method_class(name)
         assert issubclass(kind, Method)
-        assert kind.Options is METHOD_FACTS[name].options, name
-        assert METHOD_FACTS[name].title
+        assert kind.__annotations__.get("options") is facts.options, name
+        assert facts.title
     titles = [facts.title for facts in METHOD_FACTS.values()]
     assert len(set(titles)) == len(titles)
 
@@ -146,7 +154,7 @@ def test_a_method_may_scale_the_learning_rate_of_its_parts(tmp_path, monkeypatch
             first, *others = self.trunk.parameters()
             return [{"params": [first], "lr_factor": 0.0}, {"params": others}]
 
-    monkeypatch.setitem(METHODS, "toy", TwoRates)
+    monkeypatch.setattr(sys.modules["hardmix.methods.toys"], "Toy", TwoRates)
     before = next(group_norm_trunk().parameters()).clone()
     run = pretrain(tiny("toy"), tmp_path / "run")
     after = load_file(run.encoder_file)
@@ -197,6 +205,6 @@ def test_its_options_are_on_the_command_line_by_its_name(tmp_path, capfd):
 
 
 def test_moco_presets_differ_in_settings_alone():
-    assert METHODS["moco-v1"] is METHODS["moco-v2"] is METHODS["mochi"]
+    assert method_class("moco-v1") is method_class("moco-v2") is method_class("mochi")
     v2, mochi = (RECIPES["demo"].build(name, False) for name in ("moco-v2", "mochi"))
     assert dataclasses.replace(v2, method="mochi") == mochi

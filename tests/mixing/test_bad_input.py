@@ -7,31 +7,33 @@ import pytest
 import torch
 
 from hardmix import (
-    STRATEGIES,
-    VECTOR,
-    Candidates,
     Contrast,
-    Embeddings,
     InputError,
     MemoryQueue,
     MixPlan,
     MochiLoss,
     alignment,
     contrast,
-    dropped_negatives,
     false_negatives_top,
     false_parents,
     hardest_negatives,
     matching_probability,
     materialize,
-    plan_beta_weighted,
-    plan_fixed_percentage,
     plan_mochi,
-    plan_softmax_sampled,
     proxy_accuracy,
     uniformity,
 )
+from hardmix.losses import Embeddings
 from hardmix.mixing.plans import mix
+from hardmix.strategies import (
+    STRATEGIES,
+    VECTOR,
+    Candidates,
+    dropped_negatives,
+    plan_beta_weighted,
+    plan_fixed_percentage,
+    plan_softmax_sampled,
+)
 from reference import unit
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")

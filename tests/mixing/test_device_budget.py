@@ -2,19 +2,11 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from hardmix import (
-    STRATEGIES,
-    Candidates,
-    InputError,
-    MemoryQueue,
-    MochiLoss,
-    contrast,
-    plan_mochi,
-)
-from hardmix.methods.row_generators import RowDraws, RowsGenerator
+from hardmix import InputError, MemoryQueue, MochiLoss, contrast, plan_mochi
+from hardmix.methods.mixing_schedule import RowDraws, RowsGenerator
+from hardmix.strategies import STRATEGIES, Candidates
 from mixing_cases import any_plan
 from pretended_gpu import DeviceLog, pretended_gpu
 from reference import loss_and_gradient, unit

@@ -4,8 +4,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.nn.functional import normalize, pdist
 
 from hardmix import InputError, alignment, uniformity

@@ -15,13 +15,8 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from hardmix import (
-    KEY,
-    QUERY,
-    VECTOR,
-    MixPlan,
-    MochiLoss,
-    contrast,
+from hardmix import KEY, QUERY, MixPlan, MochiLoss, contrast
+from hardmix.losses import (
     debiased,
     decoupled_weighted,
     dual_temperature,
@@ -31,6 +26,7 @@ from hardmix import (
     ring_weights,
 )
 from hardmix.mixing import transformations
+from hardmix.strategies import VECTOR
 from mixing_cases import family
 
 PUBLISHED = {

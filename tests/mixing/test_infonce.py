@@ -5,28 +5,25 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from torch.nn.functional import cross_entropy, normalize
 
 from hardmix import (
     QUERY,
-    STRATEGIES,
     InputError,
     MemoryQueue,
     MixPlan,
     MochiLoss,
     contrast,
-    log_mass,
-    logits,
     materialize,
     plan_mochi,
-    plan_points,
 )
 from hardmix.integrations.two_tower import TwoTowerLoss
+from hardmix.losses import log_mass, logits
 from hardmix.mixing.infonce import infonce
 from hardmix.mixing.logits import by_coefficients, by_vectors, with_points
 from hardmix.mixing.ranking import row_chunks
+from hardmix.strategies import STRATEGIES, plan_points
 from mixing_cases import any_plan, by_plain_pytorch, candidates, device_path
 from reference import loss_and_gradient, unit
 

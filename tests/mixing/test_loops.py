@@ -5,19 +5,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
-from hardmix import (
-    DENOMINATORS,
-    STRATEGIES,
-    InputError,
-    MemoryQueue,
-    MochiLoss,
-    backward_in_chunks,
-    logits,
-    materialize,
-    same_labels,
-)
+from hardmix import InputError, MemoryQueue, MochiLoss, backward_in_chunks, materialize
+from hardmix.losses import DENOMINATORS, logits, same_labels
 from hardmix.mixing.family import loss_of_queries
 from hardmix.mixing.gradient_cache import encode_in_chunks
+from hardmix.strategies import STRATEGIES
 from mixing_cases import device_path
 from reference import unit
 

@@ -10,15 +10,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
-from hardmix import (
-    Candidates,
-    MemoryQueue,
-    MixPlan,
-    MochiLoss,
-    contrast,
-    plan_mochi,
-    plan_points,
-)
+from hardmix import MemoryQueue, MixPlan, MochiLoss, contrast, plan_mochi
+from hardmix.strategies import Candidates, plan_points
 
 SMALL = {"num_hardest": 20, "num_pairs": 30, "num_with_query": 10}
 
@@ -250,8 +243,9 @@ def test_float64_stays_float64():
     assert MochiLoss(**SMALL)(query, key, filled().double()).dtype == torch.float64
 
 
+@pytest.mark.slow
 def test_compiled_is_one_graph_for_every_fill_and_strategy_and_equals_eager():
-    program = Path(__file__).parents[1] / "compiled_loss.py"
+    program = Path(__file__).parents[1] / "support" / "compiled_loss.py"
     done = subprocess.run([sys.executable, program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -4,22 +4,23 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.nn.functional import normalize
 
 from hardmix import (
     KEY,
     QUERY,
-    Candidates,
-    FeatureTransformation,
     InputError,
     MemoryQueue,
     MochiLoss,
     contrast,
-    extrapolated_positives,
     hardest_negatives,
     materialize,
+)
+from hardmix.strategies import (
+    Candidates,
+    FeatureTransformation,
+    extrapolated_positives,
     mixed_queue,
     plan_mixcse,
     plan_synco,

@@ -2,19 +2,11 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from hardmix import (
-    Contrast,
-    MixPlan,
-    contrast,
-    hcl,
-    negative_mass,
-    plan_mochi,
-    plan_synco,
-    synthetic_mass,
-)
+from hardmix import Contrast, MixPlan, contrast, negative_mass, plan_mochi, synthetic_mass
+from hardmix.losses import hcl
+from hardmix.strategies import plan_synco
 from mixing_cases import candidates, family
 from reference import unit
 

@@ -5,28 +5,22 @@ from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from hardmix import (
-    KEY,
-    QUERY,
+from hardmix import KEY, QUERY, MochiLoss, contrast, hardest_negatives, plan_mochi
+from hardmix.losses import Embeddings
+from hardmix.settings.named_choices import StrategyName
+from hardmix.settings.schedules import decreasing
+from hardmix.strategies import (
     STRATEGIES,
     Candidates,
-    Embeddings,
-    MochiLoss,
-    contrast,
     dropped_negatives,
-    hardest_negatives,
     plan_beta_weighted,
     plan_fixed_percentage,
     plan_mixed_with_key,
-    plan_mochi,
     plan_points,
     plan_softmax_sampled,
 )
-from hardmix.settings.named_choices import StrategyName
-from hardmix.settings.schedules import decreasing
 from mixing_cases import candidates
 from reference import unit
 

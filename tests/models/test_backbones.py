@@ -9,7 +9,8 @@ from torch import nn
 
 from hardmix.errors import InputError
 from hardmix.models.backbones import BACKBONES, RESNETS, build_backbone
-from hardmix.models.encoders import build_encoder, split_batch_norm
+from hardmix.models.batch_norm import split_batch_norm
+from hardmix.models.encoders import build_encoder
 from hardmix.settings.config import ModelConfig
 from places import ROOT
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from hardmix.errors import InputError
+from hardmix.models.batch_norm import split_batch_norm
 from hardmix.models.encoders import (
     HEADS,
     UNSPLIT_WARNING,
@@ -16,7 +17,6 @@ from hardmix.models.encoders import (
     build_encoder,
     encode_keys,
     shuffle_across,
-    split_batch_norm,
 )
 from hardmix.settings.config import ModelConfig
 from hardmix.settings.named_choices import Head

@@ -20,10 +20,13 @@ from hardmix.runs.folder import Run
 from hardmix.settings.config import DataConfig, ModelConfig, PretrainConfig, TrainConfig
 
 PROGRAM = find_chrome()
-pytestmark = pytest.mark.skipif(
-    PROGRAM is None,
-    reason="no browser: install chromium (apt-get install chromium), or set CHROME to one",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        PROGRAM is None,
+        reason="no browser: install chromium (apt-get install chromium), or set CHROME to one",
+    ),
+]
 HOSTILE = "<script>document.title = 'broken in'<\\script>.png"
 ODD = ['"><img src=x onerror=1>.png', "a'b & 100%#1?.png", "two\nlines.png", "\u202egnp.exe.png"]
 IMAGES = 300

@@ -10,10 +10,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fake_runs import (
+    ACTIVE_SVG,
     config_of,
     gallery_of,
     map_of,
@@ -29,15 +29,22 @@ from hardmix.analysis.over_training import steps_per_epoch
 from hardmix.commands import main as cli
 from hardmix.errors import InputError
 from hardmix.paper.numbers import paper_beside, paper_rows
-from hardmix.report.evaluation_tables import evaluations_of
+from hardmix.report.evaluation_tables import axis_of, axis_over, evaluations_of
 from hardmix.report.grouping import group_runs
+from hardmix.report.overview import commands_of, differences
 from hardmix.report.page import data_block, visible, write_report
-from hardmix.report.provenance import commands_of, differences
-from hardmix.report.strips import axis_of, axis_over
-from hardmix.report.svg import safe_svg
-from hardmix.report.training_curves import MOST_POINTS, curves_of_run, thinned
+from hardmix.report.run_figures import figure_of
+from hardmix.report.training_curves import (
+    MOST_POINTS,
+    all_metrics,
+    curves_of,
+    curves_of_run,
+    thinned,
+)
 from hardmix.runs.reading import read_runs, short_names
 from hardmix.settings.saved import flatten
+
+pytestmark = pytest.mark.slow
 
 EMPTY_ELEMENTS = {"meta", "link", "img", "br", "input", "col"}
 HOSTILE = [
@@ -88,6 +95,12 @@ class Page(HTMLParser):
             self.text += data
         if "table" in self.open and {"td", "th"} & set(self.open):
             self.tables[-1][-1][-1] += data
+
+    @property
+    def photographs(self) -> list[dict[str, str | None]]:
+        """The attributes of every image that is not a drawing."""
+        images = (found for tag, found in self.elements if tag == "img")
+        return [found for found in images if not found["src"].startswith("data:image/svg")]
 
     def rows(self, heading: str) -> list[list[str]]:
         """The rows of the table under a column of this name."""
@@ -322,8 +335,11 @@ def test_nothing_from_a_run_becomes_markup(tmp_path):
     assert [tag for tag, _ in page.elements].count("script") == 3
     assert not [name for _, found in page.elements for name in found if name.startswith("on")]
     sources = [found["src"] for tag, found in page.elements if tag == "img"]
-    assert len(sources) == len(HOSTILE) * (2 * (1 + 4 + 3) + 2 * (1 + 4))
-    assert all(source.startswith("data:image/webp;base64,") for source in sources)
+    drawings = [each for each in sources if each.startswith("data:image/svg+xml;base64,")]
+    pictures = [each for each in sources if each.startswith("data:image/webp;base64,")]
+    assert len(drawings) >= len(HOSTILE)
+    assert len(pictures) == len(HOSTILE) * (2 * (1 + 4 + 3) + 2 * (1 + 4))
+    assert len(sources) == len(drawings) + len(pictures)
     assert not set(page.source) & set("\u2028\u2029\u202e\x1b\x00")
     for text in HOSTILE:
         assert visible(text) in page.text
@@ -349,56 +365,29 @@ def test_json_in_a_script_block_cannot_end_it():
     assert json.loads(text) == {"</script>": ["<!--", "\\u2028", "&"]}
 
 
-@pytest.mark.parametrize(
-    "inside",
-    [
-        "<script>alert(1)</script>",
-        "<style>* { display: none }</style>",
-        "<foreignObject><body xmlns='http://www.w3.org/1999/xhtml' onload='x'/></foreignObject>",
-        "<a href='javascript:alert(1)'><text>x</text></a>",
-        "<use href='https://evil.example/x.svg#a'/>",
-        "<image href='https://evil.example/x.png'/>",
-        "<image href='data:image/svg+xml;base64,PHN2Zz4='/>",
-        "<rect onclick='alert(1)' width='1'/>",
-        "<rect style='fill: url(https://evil.example/#a)'/>",
-        "<rect fill='url(https://evil.example/#a)'/>",
-        "<rect style='background: red; behavior: url(#x)'/>",
-        "<animate attributeName='href' to='javascript:alert(1)'/>",
-        "<set attributeName='onload' to='alert(1)'/>",
-        "<text>&lt;script&gt;</text>",
-    ],
-)
-def test_drawings_keep_nothing_that_acts_or_fetches(inside):
+@pytest.mark.parametrize("inside", ACTIVE_SVG)
+def test_a_drawing_is_an_image_and_never_markup(inside, tmp_path):
     source = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 9 9'>{inside}</svg>"
-    made = safe_svg(source.encode(), "p-", "title")
+    run = write_run(tmp_path / "run", config_of(), metrics_of(2))
+    facts = {"title": 'A "title"', "caption": "c", "numbers": {}}
+    write_figures(run, {"spectrum.svg": source, "spectrum.json": facts})
+    page = report(tmp_path, run)
     for bad in (
-        "<script",
         "evil",
         "javascript",
         "onclick",
         "onload",
-        "<style",
-        "behavior",
-        "svg+xml",
+        "alert(",
+        "behavior: url",
+        "foreignObject",
     ):
-        assert bad not in made
-    assert made.startswith("<svg ")
-
-
-def test_drawings_keep_what_is_drawn_and_ids_get_a_prefix():
-    source = (
-        "<svg xmlns='http://www.w3.org/2000/svg' xmlns:xlink='http://www.w3.org/1999/xlink'"
-        " width='90pt' height='30pt'><defs><clipPath id='c'><rect width='5' height='5'/></clipPath>"
-        "<path id='m' d='M0 0L1 1'/></defs><g clip-path='url(#c)' style='fill: currentColor;"
-        " clip-path: url(#c)'><use xlink:href='#m' x='1'/><text>a &amp; b</text></g></svg>"
+        assert bad not in page.source
+    (image,) = (
+        found for tag, found in page.elements if tag == "img" and found["alt"] == 'A "title"'
     )
-    made = safe_svg(source.encode(), "p-", 'A "title"')
-    assert 'viewBox="0 0 90 30"' in made
-    assert 'aria-label="A &quot;title&quot;"' in made
-    assert 'id="p-c"' in made
-    assert 'href="#p-m"' in made
-    assert made.count("url(#p-c)") == 2
-    assert "a &amp; b" in made
+    kind, _, data = image["src"].partition(",")
+    assert kind == "data:image/svg+xml;base64"
+    assert base64.b64decode(data).decode() == source
 
 
 @pytest.mark.parametrize(
@@ -413,7 +402,13 @@ def test_drawings_keep_what_is_drawn_and_ids_get_a_prefix():
 )
 def test_what_is_no_drawing_is_refused(source):
     with pytest.raises(ValueError, match=r"XML|SVG|entities|MB"):
-        safe_svg(source, "p-", "title")
+        figure_of(source, "title", "", {})
+
+
+def test_a_figure_that_is_wide_gets_the_whole_width():
+    drawing = "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {} 9'/>"
+    wide = [figure_of(drawing.format(width).encode(), "", "", {}).wide for width in (400, 700)]
+    assert wide == [False, True]
 
 
 def test_ids_on_the_page_are_unique_though_runs_have_the_same_figures(tmp_path):
@@ -582,13 +577,24 @@ def test_the_command_writes_the_page_and_refuses_bad_input_with_status_2(tmp_pat
 
 def test_curves_run_over_epochs_and_leave_out_what_is_no_number(tmp_path):
     (run,) = read_runs([write_run(tmp_path / "run", config_of(), metrics_of(4))])
-    by_key = curves_of_run(run)
+    by_key = curves_of_run(run, all_metrics([run]))
     assert steps_per_epoch(run.metrics) == 10
     assert by_key["loss"][0] == (0.5, 7.75)
     assert by_key["loss"][-1] == (4, 6)
     assert by_key["knn"] == [(1, 32.5), (2, 45), (3, 57.5), (4, 70)]
     assert len(by_key["synthetic_one_false"]) == 7  # the first was NaN
     assert by_key["synthetic_query_false"] == []
+
+
+def test_every_number_that_a_method_logs_has_a_curve(tmp_path):
+    lines = [line | {"code_entropy": 0.5 + line["step"], "note": "text"} for line in metrics_of(4)]
+    runs = read_runs([write_run(tmp_path / "run", config_of("swav"), lines)])
+    curves = curves_of(group_runs(runs))
+    names = {metric["key"]: metric["name"] for metric in curves["metrics"]}
+    assert names["code_entropy"] == "Code entropy"
+    assert len(curves["points"]["code_entropy"][0]) == len(lines)
+    assert not {"step", "epoch", "note"} & names.keys()
+    assert "Code entropy" in Page(write_report([tmp_path / "run"], tmp_path / "report.html")).text
 
 
 def test_long_curves_are_thinned_to_means(tmp_path):
@@ -644,7 +650,7 @@ def test_gallery_and_map_stand_without_javascript(tmp_path):
     write_figures(run, {"gallery.json": gallery_of(["cat", "dog"])})
     write_figures(run, {"embedding-map.json": map_of(["cat", "dog"])})
     page = report(tmp_path, run)
-    images = [found for tag, found in page.elements if tag == "img"]
+    images = page.photographs
     assert images[0]["src"] == picture(0)
     assert images[2]["alt"] == "dog, 0.890, same class"
     marks = re.findall(r"<em>(.*?)</em>", page.source)
@@ -656,7 +662,7 @@ def test_gallery_and_map_stand_without_javascript(tmp_path):
 
 
 def test_what_does_not_fit_on_the_page_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("hardmix.report.galleries.GALLERY_BYTES", 5_000)
+    monkeypatch.setattr("hardmix.report.image_galleries.MOST_BYTES", 5_000)
     runs = four_runs(tmp_path)[:2]
     for run in runs:
         write_figures(run, {"gallery.json": gallery_of(["cat"])})
@@ -765,7 +771,7 @@ def test_only_large_thumbnails_are_smoothed(tmp_path):
     run = write_run(tmp_path / "run", config_of(), metrics_of(2))
     write_figures(run, {"neighbours.json": neighbours_of(["a.jpg"])})  # 128 pixels
     write_figures(run, {"gallery.json": gallery_of(["cat"])})  # 8 pixels
-    images = [found for tag, found in report(tmp_path, run).elements if tag == "img"]
+    images = report(tmp_path, run).photographs
     small = ["small" in found["class"].split() for found in images]
     assert small == [False] * 10 + [True] * 16
 

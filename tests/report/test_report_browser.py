@@ -8,6 +8,7 @@ import pytest
 
 from chrome import Chrome, find_chrome
 from fake_runs import (
+    ACTIVE_SVG,
     config_of,
     gallery_of,
     map_of,
@@ -21,10 +22,13 @@ from fake_runs import (
 from hardmix.report.page import write_report
 
 PROGRAM = find_chrome()
-pytestmark = pytest.mark.skipif(
-    PROGRAM is None,
-    reason="no browser: install chromium (apt-get install chromium), or set CHROME to one",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        PROGRAM is None,
+        reason="no browser: install chromium (apt-get install chromium), or set CHROME to one",
+    ),
+]
 HOSTILE = "<script>document.title = 'broken in'</script>"
 CLASSES = ["disc", HOSTILE, '"><img src=x onerror="document.title=1">']
 
@@ -100,6 +104,23 @@ def test_a_script_that_is_not_ours_is_refused_by_the_page_itself(chrome, page, t
     chrome.show(attacked)
     assert chrome.run("document.title").startswith("MoCo-v2")
     assert any("Content Security Policy" in str(each) for each in chrome.complaints())
+
+
+def test_nothing_in_a_drawing_runs_or_is_fetched(chrome, tmp_path):
+    run = write_run(tmp_path / "run", config_of(), metrics_of(2))
+    act = "<script>parent.document.title = 'broken in'; alert(1)</script>"
+    drawing = (
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 9 9'>{act}{''.join(ACTIVE_SVG)}"
+    )
+    facts = {"title": "Spectrum", "caption": "c", "numbers": {}}
+    write_figures(run, {"spectrum.svg": f"{drawing}</svg>", "spectrum.json": facts})
+    attacked = write_report([run], tmp_path / "report.html")
+    title = re.search("<title>(.*?)</title>", attacked.read_text())[1]
+    chrome.show(attacked)
+    image = "document.querySelector('#figures img[alt=Spectrum]')"
+    assert chrome.run(f"{image}.decode().then(() => {image}.naturalWidth)") > 0
+    assert chrome.run("document.title") == title
+    assert chrome.requests() == [attacked.as_uri()]
 
 
 def test_the_table_shows_the_means_of_the_result_files(chrome, page):
@@ -308,7 +329,7 @@ def test_without_javascript_table_figures_and_gallery_are_there(chrome, page):
     chrome.show(page, script=False)
     chrome.call("Emulation.setScriptExecutionDisabled", value=False)  # only to ask
     heights = chrome.run(
-        "['.verdict', '#neighbours img', '.results', '#figures svg', '.gallery img', '.map svg',"
+        "['.verdict', '#neighbours img', '.results', '#figures img', '.gallery img', '.map svg',"
         " '.map image', '#settings table']"
         ".map(each => document.querySelector(each).getBoundingClientRect().height)"
     )

@@ -30,11 +30,12 @@ from fake_runs import (
 )
 from hardmix.commands import main as cli
 from hardmix.errors import InputError
-from hardmix.report import live_gallery, watch
-from hardmix.report.live_gallery import LiveGallery
-from hardmix.report.live_status import live_status
-from hardmix.report.watch import LivePage, open_server
+from hardmix.report import watch
+from hardmix.report.live_page import live_status
+from hardmix.report.watch import LiveGallery, LivePage, open_server
 from hardmix.runs.reading import read_run
+
+pytestmark = pytest.mark.slow
 
 PROGRAM = find_chrome()
 
@@ -267,8 +268,8 @@ def test_the_newest_galleries_and_the_verdict_are_on_the_page_without_links_to_f
 
 def test_a_gallery_is_drawn_once_for_every_checkpoint(run, monkeypatch):
     program = "import sys; open(sys.argv[1] + '/drawn', 'a').write('x')"
-    monkeypatch.setattr(live_gallery, "PROGRAM", program)
-    monkeypatch.setattr(live_gallery, "EVERY", 0.0)
+    monkeypatch.setattr(watch, "GALLERY_PROGRAM", program)
+    monkeypatch.setattr(watch, "GALLERY_PAUSE", 0.0)
     gallery, drawn = LiveGallery(run), run / "drawn"
 
     def follow() -> str:
@@ -288,7 +289,7 @@ def test_a_gallery_is_drawn_once_for_every_checkpoint(run, monkeypatch):
 
 
 def test_closing_the_server_ends_the_drawing(run, monkeypatch):
-    monkeypatch.setattr(live_gallery, "PROGRAM", "import time; time.sleep(600)")
+    monkeypatch.setattr(watch, "GALLERY_PROGRAM", "import time; time.sleep(600)")
     (run / "checkpoints").mkdir()
     (run / "checkpoints" / "step-1.json").write_text("{}")
     server = open_server(run, 0)
@@ -391,12 +392,12 @@ def test_what_cannot_be_drawn_is_a_sentence_on_the_page(run, monkeypatch, capfd)
         "import os; os.kill(os.getpid(), 9)": "the process ended with status -9.",
         "import sys; print('<b> is odd', end=''); sys.exit(3)": "&lt;b&gt; is odd",
     }.items():
-        monkeypatch.setattr(watch, "PROGRAM", program)
+        monkeypatch.setattr(watch, "PAGE_PROGRAM", program)
         with serving(run) as page_at:
             status, page, answer = get(page_at)
             assert (status, answer.headers["Content-Type"]) == (503, "text/html; charset=utf-8")
             assert "cannot be drawn: " + said in page
-    monkeypatch.setattr(watch, "PROGRAM", "import time; time.sleep(600)")
+    monkeypatch.setattr(watch, "PAGE_PROGRAM", "import time; time.sleep(600)")
     monkeypatch.setattr(watch, "DRAWING", 0.1)
     with serving(run) as page_at:
         assert "It took more than two minutes." in get(page_at)[1]

@@ -9,18 +9,18 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
 from fake_runs import config_of, metrics_of, write_run
 from hardmix.data.changed_data import DataRecord, describe_change, write_list
 from hardmix.errors import InputError
 from hardmix.runs import reading
 from hardmix.runs.checkpoints import _checksum, load_newest
-from hardmix.runs.folder import Run
+from hardmix.runs.folder import Run, read_config
 from hardmix.runs.reading import read_run
 from hardmix.runs.weight_files import read_weights
-from hardmix.settings import bounded_files
-from hardmix.settings.bounded_files import MOST_JSON, read_file, unpacked
-from hardmix.settings.saved import read_config
+from hardmix.runtime import files
+from hardmix.runtime.files import MOST_JSON, read_file, unpacked
 
 
 def make_odd(file: Path, kind: str) -> None:
@@ -119,7 +119,7 @@ def test_a_long_log_is_thinned_out_and_keeps_its_rare_and_last_lines(tmp_path, m
 
 
 def test_an_overlong_line_is_one_broken_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(bounded_files, "MOST_LINE", 100)
+    monkeypatch.setattr(files, "MOST_LINE", 100)
     run = write_run(tmp_path / "run", config_of(), [])
     (run / "metrics.jsonl").write_text('{"step": 1}\n{"a": "' + "x" * 1000 + '"}\n{"step": 2}\n')
     record = read_run(run)
@@ -131,13 +131,13 @@ def bomb(file: Path, line: bytes = b"1\tname\n") -> Path:
     """More than is unpacked, in about a thousandth of it."""
     with gzip.open(file, "wb", compresslevel=9) as out:
         part = line * (10**7 // len(line))
-        for _ in range(bounded_files.MOST_LISTED // len(part) + 2):
+        for _ in range(files.MOST_LISTED // len(part) + 2):
             out.write(part)
     return file
 
 
 def test_a_gzip_bomb_is_not_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(bounded_files, "MOST_LISTED", 10_000_000)
+    monkeypatch.setattr(files, "MOST_LISTED", 10_000_000)
     file = bomb(tmp_path / "images.txt.gz")
     assert file.stat().st_size < 100_000
     with pytest.raises(OSError, match="unpacks to more than 10 MB"):
@@ -192,3 +192,12 @@ def test_a_link_to_an_ordinary_file_is_read(tmp_path):
     (tmp_path / "file").symlink_to(tmp_path / "there")
     assert read_file(tmp_path / "file", 10) == b"{}"
     assert Run(tmp_path).metrics() == []
+
+
+def test_pickles_are_not_opened_by_a_torch_that_cannot_do_so_safely(tmp_path, monkeypatch):
+    torch.save({"weight": torch.zeros(2)}, tmp_path / "weights.pth")
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
+    with pytest.raises(InputError, match=r"torch 2\.9\.1.* update to torch 2\.10 or newer"):
+        read_weights(tmp_path / "weights.pth")
+    monkeypatch.setattr(torch, "__version__", "2.10.0")
+    read_weights(tmp_path / "weights.pth")

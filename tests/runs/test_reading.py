@@ -12,10 +12,9 @@ from hardmix.report import page
 from hardmix.report.evaluation_tables import evaluations_of
 from hardmix.report.grouping import group_runs
 from hardmix.report.training_curves import curves_of
-from hardmix.runs.folder import Run
-from hardmix.runs.labels import label_runs
-from hardmix.runs.reading import read_run, read_runs, read_settings, side_by_side
-from hardmix.settings.saved import flatten, read_config, settings
+from hardmix.runs.folder import Run, read_config
+from hardmix.runs.reading import label_runs, read_run, read_runs, read_settings, side_by_side
+from hardmix.settings.saved import flatten, settings
 from hardmix.sweep import sweeping
 from hardmix.sweep.planning import SweepOptions, make_plan
 

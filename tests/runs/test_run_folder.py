@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hardmix.errors import InputError
 from hardmix.runs.checkpoints import optimizer_tensors, restore_optimizer
 from hardmix.runs.folder import Run
 from hardmix.runs.weight_files import pack_safetensors, read_safetensors
-from hardmix.runtime.atomic_files import write_atomically
+from hardmix.runtime.files import write_atomically
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.recipes import RECIPES
 from ranks import tensors_file

@@ -15,7 +15,7 @@ import torch.multiprocessing
 
 from hardmix.runtime.distributed import (
     agree_on_max,
-    broadcast_text,
+    broadcast_object,
     gather,
     gather_objects,
     group_for,
@@ -41,7 +41,7 @@ def train(number, port, out):
         torch.distributed.all_reduce(torch.zeros(1))
     assert gather(torch.tensor([number])).tolist() == [0, 1]
     assert agree_on_max(number) == 1
-    assert broadcast_text(f"of rank {number}") == "of rank 0"
+    assert broadcast_object(f"of rank {number}") == "of rank 0"
     assert gather_objects({"rank": number}) == [{"rank": 0}, {"rank": 1}]
     for name in ("whole", "stopped"):
         pretrain(tiny(), out / name)

@@ -10,22 +10,9 @@ from torch import nn
 from hardmix.errors import InputError
 from hardmix.mixing.loss import MochiLoss
 from hardmix.mixing.queue import MemoryQueue
-from hardmix.models.encoders import (
-    Encoder,
-    QueryKeyPair,
-    encode_keys,
-    shuffle_across,
-    split_batch_norm,
-)
-from hardmix.models.synchronised import synchronise_batch_norm
-from hardmix.runtime.distributed import (
-    broadcast,
-    gather,
-    gather_batch,
-    is_main,
-    rank,
-    world_size,
-)
+from hardmix.models.batch_norm import split_batch_norm, synchronise_batch_norm
+from hardmix.models.encoders import Encoder, QueryKeyPair, encode_keys, shuffle_across
+from hardmix.runtime.distributed import broadcast, gather, gather_batch, is_main, rank, world_size
 from ranks import in_two_processes
 
 

@@ -7,11 +7,17 @@ import typing
 import pytest
 
 from hardmix.paper.numbers import SETTING_NAMES
-from hardmix.runs.labels import identity, label_runs
-from hardmix.settings.config import DataConfig, MixConfig, ModelConfig, PretrainConfig, TrainConfig
+from hardmix.runs.reading import identity, label_runs
+from hardmix.settings.config import (
+    DataConfig,
+    MixConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    TrainConfig,
+)
 from hardmix.settings.facts import SettingFacts, docs_of, facts_of, setting
 from hardmix.settings.methods import METHOD_FACTS, MethodFacts, MethodOptions
-from hardmix.settings.optimizer_options import OptimizerConfig
 from hardmix.settings.recipes import RECIPES
 from hardmix.settings.saved import (
     FACTS,
@@ -61,7 +67,7 @@ def test_no_fact_contradicts_another():
 def test_what_a_method_does_not_use_are_settings_that_exist():
     for method, facts in METHOD_FACTS.items():
         for pattern in facts.unused:
-            only = MethodFacts("", unused=(pattern,))
+            only = MethodFacts("", "", unused=(pattern,))
             assert any(not only.uses(name) for name in FACTS), (method, pattern)
 
 
@@ -104,7 +110,9 @@ class SomeOptions(MethodOptions):
 
 
 def test_a_methods_own_settings_have_facts_too(monkeypatch):
-    monkeypatch.setitem(METHOD_FACTS, "some", MethodFacts("Some", SomeOptions, unused=("mix.*",)))
+    monkeypatch.setitem(
+        METHOD_FACTS, "some", MethodFacts("Some", "some.Some", SomeOptions, unused=("mix.*",))
+    )
     assert own_facts("some") == {
         "some.weight": SettingFacts(label="w = {}", name="weight"),
         "some.note": SettingFacts(resume=True, identity=False, name="note"),

@@ -4,11 +4,14 @@ from typing import get_args
 
 import pytest
 
-from hardmix import DENOMINATORS, FILTERS, STRATEGIES, WEIGHTS, InputError, LossConfig, MixConfig
+from hardmix import InputError
+from hardmix.config import LossConfig, MixConfig
+from hardmix.losses import DENOMINATORS, FILTERS, WEIGHTS
 from hardmix.methods.base import OwnMixing
 from hardmix.methods.mixing_schedule import MixingSchedule, choose_family
 from hardmix.mixing.strategies import plan_synco
 from hardmix.settings.config import PretrainConfig
+from hardmix.settings.methods import method_title
 from hardmix.settings.named_choices import (
     DenominatorName,
     FilterName,
@@ -19,7 +22,7 @@ from hardmix.settings.named_choices import (
     WeightsName,
 )
 from hardmix.settings.saved import settings
-from hardmix.settings.titles import method_title
+from hardmix.strategies import STRATEGIES
 
 
 def test_names_and_tables_are_the_same():

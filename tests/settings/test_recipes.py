@@ -6,12 +6,18 @@ import json
 import pytest
 
 from hardmix.errors import InputError
-from hardmix.runs.folder import Run, check_resumable
-from hardmix.settings.config import DataConfig, MixConfig, ModelConfig, PretrainConfig, TrainConfig
-from hardmix.settings.evaluation_options import FinetuneConfig
-from hardmix.settings.optimizer_options import OptimizerConfig
+from hardmix.runs.folder import Run, check_resumable, read_config
+from hardmix.settings.config import (
+    DataConfig,
+    MixConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    TrainConfig,
+)
+from hardmix.settings.evaluations import FinetuneConfig
 from hardmix.settings.recipes import RECIPES
-from hardmix.settings.saved import read_config, to_json
+from hardmix.settings.saved import to_json
 
 METHODS = ["moco-v1", "moco-v2", "mochi", "supervised"]
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from hardmix.commands import main as cli
 from hardmix.runs.folder import Run
-from hardmix.settings.roots import absolute_root, root_near
+from hardmix.settings.saved import absolute_root, root_near
 
 
 @pytest.fixture

@@ -9,9 +9,11 @@ from hardmix.runs.folder import Run
 from hardmix.settings.saved import to_json
 from hardmix.sweep import claims as claims_module
 from hardmix.sweep.claims import CLAIMS, JUDGED, MOCHI, MOCO, Claim, judge, write_claims
-from hardmix.sweep.evaluating import PROTOCOLS
 from hardmix.sweep.grids import GRIDS
+from hardmix.sweep.measures import PROTOCOLS
 from hardmix.sweep.planning import SweepOptions, config_of, run_name
+
+pytestmark = pytest.mark.slow
 
 ROWS = {row.label: row for grid in JUDGED for row in GRIDS[grid].rows}
 SEEDS = 3

@@ -15,13 +15,15 @@ from hardmix.settings.recipes import RECIPES
 from hardmix.settings.saved import to_json
 from hardmix.sweep import gpus
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _four_gpus(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.delenv(gpus.VISIBLE, raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(gpus, "ASKED_EVERY", 0.01)
+    monkeypatch.setattr(gpus, "RETRY_SECONDS", 0.01)
 
 
 def _hold(ready, done, number):

@@ -12,17 +12,18 @@ from PIL import Image
 
 from hardmix.commands import main as cli
 from hardmix.errors import InputError
-from hardmix.evaluation.all_evaluations import EVALUATIONS
 from hardmix.runs.folder import Run
+from hardmix.settings.evaluations import EVALUATIONS
 from hardmix.settings.saved import to_json
 from hardmix.sweep import sweeping
-from hardmix.sweep.evaluating import MAKERS, PROTOCOLS
 from hardmix.sweep.grid_rows import Evaluation, baseline_of
-from hardmix.sweep.measures import MEASURES
+from hardmix.sweep.measures import MAKERS, MEASURES, PROTOCOLS
 from hardmix.sweep.own_grids import TREND_OVER, read_grid
 from hardmix.sweep.pairs import paired, refused_pairs
 from hardmix.sweep.planning import SweepOptions, config_of, evaluations_of, make_plan
 from hardmix.sweep.results import collect
+
+pytestmark = pytest.mark.slow
 
 GRID = """
 title = "Views"
@@ -108,6 +109,15 @@ def test_baselines_are_named_by_id(file):
     ]
 
 
+def test_the_names_of_runs_begin_with_what_the_images_are_called(file, tmp_path):
+    names = [job.name for chain in make_plan(options(file, tmp_path)).chains for job in chain]
+    named = tmp_path / "named.toml"
+    named.write_text(GRID.replace('title = "Views"', 'title = "Views"\nimages = "cifar100"'))
+    others = [job.name for chain in make_plan(options(named, tmp_path)).chains for job in chain]
+    assert all(name.startswith("demo-") for name in names)
+    assert others == [name.replace("demo-", "cifar100-", 1) for name in names]
+
+
 def test_runs_go_seed_by_seed_and_each_row_directly_after_its_baseline(file, tmp_path):
     jobs = make_plan(options(file, tmp_path)).own
     seeds = [job.config.train.seed for job in jobs]
@@ -142,6 +152,7 @@ def test_runs_go_seed_by_seed_and_each_row_directly_after_its_baseline(file, tmp
         ('over = "proxy_accuracy"', 'over = "proxy"', ["over = 'proxy'", "proxy_accuracy"]),
         ('over = "proxy_accuracy"', 'rows = ["weak"]', ["'weak'", "no baseline"]),
         ('title = "Views"', "title = Views", ["is not TOML"]),
+        ('title = "Views"', 'images = "a b/.."', ["images = 'a b/..'", "lower-case"]),
     ],
 )
 def test_a_wrong_file_is_refused_by_what_is_wrong(tmp_path, capfd, old, new, words):

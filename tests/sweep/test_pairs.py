@@ -1,34 +1,15 @@
-"""Paired differences: Student's t against scipy, intervals and slopes against what is known."""
+"""Paired differences: their intervals are those of scipy's paired test; slopes."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from scipy import stats
 
 from hardmix.errors import InputError
+from hardmix.sweep import pairs
 from hardmix.sweep.claims import sign_of
-from hardmix.sweep.pairs import slope, student_interval, student_probability, student_quantile
+from hardmix.sweep.pairs import slope, student_interval
 
 NUMBERS = st.floats(-100, 100, allow_nan=False).map(lambda value: round(value, 3))
-
-
-@given(freedom=st.integers(1, 60), t=st.floats(0, 50))
-def test_students_distribution_is_scipys(freedom, t):
-    expected = stats.t.cdf(t, freedom) - stats.t.cdf(-t, freedom)
-    assert student_probability(t, freedom) == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.999])
-@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 9, 10, 29, 120])
-def test_quantiles_are_scipys(freedom, level):
-    expected = stats.t.ppf((1 + level) / 2, freedom)
-    assert student_quantile(freedom, level) == pytest.approx(expected, rel=1e-9)
-
-
-def test_quantiles_outside_their_range_are_refused():
-    for freedom, level in ((0, 0.95), (3, 1.0), (3, 0.0)):
-        with pytest.raises(InputError, match="freedom"):
-            student_quantile(freedom, level)
 
 
 @given(st.lists(NUMBERS, min_size=2, max_size=12))
@@ -69,3 +50,9 @@ def test_pairs_see_a_gain_that_the_spread_of_seeds_hides():
 )
 def test_a_slope_is_that_of_the_line(a, b, x):
     assert slope(x, [a * each + b for each in x]) == pytest.approx(a, abs=1e-6)
+
+
+def test_a_sweep_without_scipy_is_refused_before_any_work(monkeypatch):
+    monkeypatch.setattr(pairs, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'hardmix\[analysis\]'"):
+        pairs.check_scipy()

@@ -16,24 +16,23 @@ from safetensors.torch import load_file
 from hardmix.commands import main as cli
 from hardmix.errors import InputError, UnfinishedError
 from hardmix.evaluation import linear
-from hardmix.evaluation.all_evaluations import EVALUATIONS
 from hardmix.evaluation.detection import detect
 from hardmix.evaluation.evaluated_run import EvaluatedRun
+from hardmix.report.overview import duration
 from hardmix.runs.folder import Run
 from hardmix.runs.reading import read_run
-from hardmix.settings.detection_options import SCHEDULES
-from hardmix.settings.evaluation_options import LINEAR_PRESETS
+from hardmix.settings.evaluations import EVALUATIONS, LINEAR_PRESETS, SCHEDULES
 from hardmix.settings.recipes import RECIPES
 from hardmix.settings.saved import to_json
-from hardmix.sweep import evaluating as sweep_evaluations
-from hardmix.sweep import sweeping
-from hardmix.sweep.estimates import in_words
+from hardmix.sweep import measures as sweep_evaluations, sweeping
 from hardmix.sweep.grids import GRIDS
+from hardmix.sweep.measures import MEASURES
 from hardmix.sweep.planning import SweepOptions, config_of, evaluations_of, make_plan, run_name
-from hardmix.sweep.result_tables import as_latex, escape
-from hardmix.sweep.results import MEASURES, collect
+from hardmix.sweep.results import as_latex, collect, escape
 from hardmix.sweep.sweeping import sweep
 from hardmix.training.pretrain import pretrain
+
+pytestmark = pytest.mark.slow
 
 BEST = "MoCHi (1024, 1024, 128)"
 PROTOCOL = {
@@ -306,6 +305,13 @@ def test_names_follow_from_what_is_trained_and_nothing_else(tmp_path):
     assert len(set(every)) == len({re.sub(r".*-(\w{8})-seed0", r"\1", each) for each in every})
 
 
+def test_runs_on_cifar_100_are_not_called_cifar_10(tmp_path):
+    (chain, *_) = make_plan(options(tmp_path, scale="cifar100", data_root="x")).chains
+    assert chain[0].name.startswith("cifar100-")
+    (chain, *_) = make_plan(options(tmp_path, scale="cifar10", data_root="x")).chains
+    assert chain[0].name.startswith("cifar10-")
+
+
 def test_mixing_settings_do_not_name_a_run_that_mixes_nothing():
     config = RECIPES["demo"].build("moco-v2", False)
     other = RECIPES["demo"].build("mochi", False)
@@ -356,9 +362,9 @@ def test_one_seed_has_no_deviation_and_no_error(tmp_path, trainer):
     sweep(chosen)
     result = collect(make_plan(chosen))
     line = next(line for line in result.lines if line.row.label == BEST)
-    assert line.cells[0].deviation is None
-    assert line.cells[0].gain.points == pytest.approx(10)
-    assert line.cells[0].gain.error is None
+    assert next(iter(line.cells.values())).deviation is None
+    assert next(iter(line.cells.values())).gain.points == pytest.approx(10)
+    assert next(iter(line.cells.values())).gain.error is None
 
 
 def test_a_table_of_some_rows_has_the_baseline_that_was_trained_before(tmp_path, trainer):
@@ -519,11 +525,11 @@ def test_time_is_estimated_from_the_runs_that_are_there(tmp_path, trainer, capfd
     shown = capfd.readouterr().out
     assert "measured in 12 runs, 2000 images/s" in shown
     # Twelve runs of 16 epochs of 10,000 images at 2000 a second.
-    assert f"Estimated time: {in_words(12 * 80)} of training" in shown
+    assert f"Estimated time: {duration(12 * 80)} of training" in shown
 
 
-def test_times_in_words():
-    words = [in_words(seconds) for seconds in (5, 90, 7500, 300_000)]
+def test_times_duration():
+    words = [duration(seconds) for seconds in (5, 90, 7500, 300_000)]
     assert words == ["5 s", "1 min", "2 h 5 min", "3 days 11 h"]
 
 

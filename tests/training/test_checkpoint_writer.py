@@ -8,9 +8,11 @@ import torch
 import hardmix.training.pretrain as loop
 from hardmix.errors import InputError
 from hardmix.runs.folder import Run
-from hardmix.training.checkpoint_writer import CheckpointWriter
 from hardmix.training.pretrain import pretrain
+from hardmix.training.state import CheckpointWriter
 from ranks import state_of, tiny
+
+pytestmark = pytest.mark.slow
 
 EVERY_EPOCH = {"epochs": 3, "knn_every": 0}
 

@@ -10,9 +10,9 @@ from PIL import Image
 import ranks
 from hardmix.data.image_set import ImageSet
 from hardmix.errors import InputError
+from hardmix.evaluation import knn
 from hardmix.evaluation.features import extract
 from hardmix.settings.config import DataConfig
-from hardmix.training import knn_images
 from hardmix.training.pretrain import pretrain
 
 LABELLED, UNLABELLED, TESTED = 20, 30, 10
@@ -40,13 +40,13 @@ def own_set(labels):
 def test_knn_is_measured_by_the_labelled_images_and_opens_the_test_set_once(
     stl10, tmp_path, monkeypatch
 ):
-    opened, open_images = [], knn_images.open_images
+    opened, open_images = [], knn.open_images
 
     def count(config, split, seed):
         opened.append(split)
         return open_images(config, split, seed)
 
-    monkeypatch.setattr(knn_images, "open_images", count)
+    monkeypatch.setattr(knn, "open_images", count)
     run = pretrain(ranks.tiny("moco-v2", data=stl10, train={"knn_every": 1}), tmp_path / "run")
     accuracies = [line["knn"] for line in run.metrics() if "knn" in line]
     assert len(accuracies) == 2

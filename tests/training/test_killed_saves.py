@@ -10,10 +10,12 @@ import torch
 from file_calls import FileCalls, Killed, kill
 from hardmix.runs.checkpoints import load_newest
 from hardmix.runs.folder import Run
-from hardmix.runtime.atomic_files import remove_leftovers
+from hardmix.runtime.files import remove_leftovers
 from killed_saves import kill_everywhere, linked, names, same, saved_twice, saves_of
 from ranks import tensors_file
 from small_methods import EVERY, SAME_CLUSTER, small
+
+pytestmark = pytest.mark.slow
 
 
 def killed_at(call, run, save):

@@ -5,8 +5,10 @@ import math
 import pytest
 
 import ranks
-from hardmix.training.learning import LearningWatch
+from hardmix.training.metric_logs import LearningWatch
 from hardmix.training.pretrain import pretrain
+
+pytestmark = pytest.mark.slow
 
 CHANCE = math.log(1 + 64)
 
@@ -15,7 +17,7 @@ def watched(losses, accuracies, capfd, every=20, filled=1.0):
     watch = LearningWatch(ranks.tiny())  # K = 64
     for number, (loss, accuracy) in enumerate(zip(losses, accuracies, strict=True)):
         line = {"step": every * (number + 1), "epoch": number, "loss": loss, "spread": 0.9}
-        watch.see(line | {"proxy_accuracy": accuracy, "queue_filled": filled})
+        watch.write(line | {"proxy_accuracy": accuracy, "queue_filled": filled})
     return capfd.readouterr().err
 
 
@@ -51,14 +53,14 @@ def test_a_queue_of_random_keys_is_not_judged(capfd):
 
 
 def test_a_collapse_is_told(capfd):
-    LearningWatch(ranks.tiny()).see({"step": 9, "epoch": 1, "loss": 1.0, "spread": 0.01})
+    LearningWatch(ranks.tiny()).write({"step": 9, "epoch": 1, "loss": 1.0, "spread": 0.01})
     assert "the keys have collapsed" in capfd.readouterr().err
 
 
 def test_too_many_points_are_told_once(capfd):
     watch = LearningWatch(ranks.tiny())
     for step, mass in ((1, 0.5), (2, 0.85), (3, 0.9)):
-        watch.see({"step": step, "epoch": 0, "loss": 1.0, "synthetic_mass": mass})
+        watch.write({"step": step, "epoch": 0, "loss": 1.0, "synthetic_mass": mass})
     said = capfd.readouterr().err
     assert said.count("of the softmax, so that real negatives hardly count") == 1
     assert "step 2: synthetic points hold 85%" in said
@@ -67,10 +69,10 @@ def test_too_many_points_are_told_once(capfd):
 
 def test_a_real_run_that_cannot_learn_says_so(tmp_path, capfd, monkeypatch):
     """A learning rate of nearly nothing, and a temperature at which all are alike."""
-    monkeypatch.setattr("hardmix.training.learning.PATIENCE", 10)
+    monkeypatch.setattr("hardmix.training.metric_logs.PATIENCE", 10)
     train = {"epochs": 4, "temperature": 100.0, "queue_size": 19, "log_every": 2, "knn_every": 0}
     config = ranks.tiny(train=train, optimizer={"lr": 1e-9}, mix={"warm_up_epochs": 9})
-    monkeypatch.setattr("hardmix.training.learning.GUESSING", 1.0)  # few images: luck is likely
+    monkeypatch.setattr("hardmix.training.metric_logs.GUESSING", 1.0)  # few images: luck is likely
     run = pretrain(config, tmp_path / "run")
     assert "nothing is learnt so far" in capfd.readouterr().err
     assert run.metrics()[-1]["loss"] == pytest.approx(math.log(20), abs=0.05)

@@ -7,9 +7,9 @@ import torch
 from PIL import Image
 
 import hardmix.training.pretrain as loop
-from hardmix.data import file_states
+from hardmix.data import cache
 from hardmix.data.changed_data import record_data
-from hardmix.data.datasets import open_images
+from hardmix.data.sources import open_images
 from hardmix.errors import InputError
 from hardmix.training.pretrain import pretrain
 from ranks import all_ranks, tiny
@@ -114,7 +114,7 @@ def test_a_few_of_many_images_are_looked_at_once(folder, looks):
 
 
 def test_processes_that_see_different_files_are_refused(folder, monkeypatch):
-    monkeypatch.setattr(file_states, "agree_on_max", lambda number: number + 1)
+    monkeypatch.setattr(cache, "agree_on_max", lambda number: number + 1)
     data = config(folder).data
     with pytest.raises(InputError, match="finds 24 images, another one 25"):
         record_data(open_images(data), data)

@@ -1,26 +1,18 @@
 """What a run is told about mixing: the findings are those of the records, the words no stronger."""
 
-import json
-from collections import defaultdict
+import runpy
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
-from hardmix.settings.loss_options import LossConfig, MixConfig
+from hardmix.settings.config import LossConfig, MixConfig
 from hardmix.settings.recipes import demo
 from hardmix.sweep.pairs import student_interval
 from hardmix.training import mixing_advice as advice
-from hardmix.training.mixing_advice import FINDINGS, Effect, Finding, mixing_advice
+from hardmix.training.mixing_advice import Effect, Finding, findings, mixing_advice
 from places import ROOT
-
-RESULTS = ROOT / "docs" / "results"
-REGIME = {
-    "data.name": "folder",
-    "data.num_images": 10_000,
-    "model.backbone": "small",
-    "train.queue_size": 2048,
-}
-"""What all of them share; views, temperature and length differ."""
 
 
 def lines(*percent: float, epoch: int = 3):
@@ -28,35 +20,13 @@ def lines(*percent: float, epoch: int = 3):
     return [early, *({"epoch": epoch, "proxy_accuracy": each / 100} for each in percent)]
 
 
-def is_moco_or_mochi(config):
-    """Whether a run is MoCo-v2 or MoCHi (128, 128, 16) and nothing else."""
-    loss = config.get("loss", {})  # older records have none
-    usual = (
-        loss.get("weights", "none") == "none" and loss.get("denominator", "infonce") == "infonce"
-    )
-    mix = config["mix"]["num_hardest"], config["mix"]["num_pairs"], config["mix"]["num_with_query"]
-    mochi = mix == (128, 128, 16) and config["mix"]["strategy"] == "mochi"
-    return usual and not config["oracle"] and (config["method"] == "moco-v2" or mochi)
-
-
-def pairs_of_runs():
-    """By views, length and temperature: measures of MoCo-v2 and MoCHi (128, 128, 16), by seed."""
-    found = defaultdict(lambda: defaultdict(dict))
-    for file in (RESULTS / "records").glob("*.json"):
-        record = json.loads(file.read_text())
-        config = record["config"]
-        here = {name: config[name.split(".")[0]][name.split(".")[1]] for name in REGIME}
-        if here == REGIME and config["method"] in ("moco-v2", "mochi") and is_moco_or_mochi(config):
-            data, temperature = config["data"], config["train"]["temperature"]
-            epochs = config["train"]["epochs"]
-            where = data["augmentation"], data["min_scale"], epochs, temperature
-            found[where][record["seed"]][config["method"]] = record["measures"]
-    return found
-
-
 def test_the_findings_are_those_of_the_records():
+    program = ROOT / "tools" / "mixing_findings.py"
+    check = subprocess.run([sys.executable, program, "--check"], capture_output=True, text=True)
+    assert (check.returncode, check.stderr) == (0, "")
+    runs = runpy.run_path(str(program))["pairs_of_runs"]()
     expected = []
-    for (*_, temperature), by_seed in pairs_of_runs().items():
+    for (*_, temperature), by_seed in runs.items():
         both = [each for each in by_seed.values() if len(each) == 2]
         if not both:
             continue  # MoCo-v2 alone, at temperatures that were compared without mixing
@@ -67,8 +37,9 @@ def test_the_findings_are_those_of_the_records():
             interval = student_interval(gains)
             numbers += [interval.mean, interval.low, interval.high]
         expected.append([*numbers, temperature, len(both)])
-    found = [[f.proxy_accuracy, *f.probe, *f.knn, f.temperature, f.pairs] for f in FINDINGS]
+    found = [[f.proxy_accuracy, *f.probe, *f.knn, f.temperature, f.pairs] for f in findings()]
     assert sorted(found) == [pytest.approx(each, abs=0.006) for each in sorted(expected)]
+    assert len(found) == 9
 
 
 def run_of(temperature: float = 0.2, queue_size: int = 2048):
@@ -98,7 +69,7 @@ UP, UNCLEAR, DOWN = Effect(0.5, 0.1, 0.9), Effect(0.1, -0.3, 0.5), Effect(-0.5, 
 )
 def test_the_words_say_what_the_intervals_support(monkeypatch, probe, knn, words):
     far = Finding(5, Effect(9, 8, 10), Effect(9, 8, 10))
-    monkeypatch.setattr(advice, "FINDINGS", (far, Finding(70, probe, knn)))
+    monkeypatch.setattr(advice, "findings", lambda: (far, Finding(70, probe, knn)))
     text = mixing_advice(run_of(), lines(70, 74))
     assert text.startswith("Proxy accuracy 72 %: ")
     assert words in text

@@ -16,15 +16,17 @@ from torch import Tensor
 import hardmix.training.pretrain as loop
 from file_calls import FileCalls, disk_full, end_process
 from hardmix.errors import InputError
-from hardmix.evaluation.features import load_encoder
+from hardmix.evaluation.trained_encoder import load_encoder
 from hardmix.runs.checkpoints import optimizer_tensors
 from hardmix.runs.folder import Run
 from hardmix.settings.config import PretrainConfig
-from hardmix.training import loss_scaler, setup
+from hardmix.training import nan_guard, setup
 from hardmix.training.optimizers import parameters_of
 from hardmix.training.pretrain import pretrain
 from hardmix.training.state import settle
 from ranks import lines_of, start, state_of, tensors_file, tiny, wait
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -271,7 +273,7 @@ def test_a_skipped_step_changes_nothing(late, tmp_path, monkeypatch):
 
 def test_an_overflow_of_half_precision_is_no_fault(tmp_path, monkeypatch, capfd):
     """fp16: the scale starts so high that gradients overflow; it is halved until they do not."""
-    monkeypatch.setattr(loss_scaler, "START", 2.0**40)
+    monkeypatch.setattr(nan_guard, "START", 2.0**40)
     config = tiny(train={"precision": "fp16", "knn_every": 0, "epochs": 4})
     run = pretrain(config, tmp_path / "run")
     assert "is not applied" not in capfd.readouterr().err
@@ -290,7 +292,7 @@ def test_gradients_that_are_broken_at_any_scale_are_a_fault(
 ):
     """fp16: gradients are always NaN, the loss is not; the scale falls from 2 to 1 to 0.5."""
     monkeypatch.setattr(setup, "judged_late", lambda _: late)
-    monkeypatch.setattr(loss_scaler, "START", 2.0)
+    monkeypatch.setattr(nan_guard, "START", 2.0)
     monkeypatch.setattr("hardmix.training.state.MOST_SKIPPED", 2)
     poison(monkeypatch, set(range(99)), "gradients", torch.nan)
     words = (
@@ -353,7 +355,7 @@ def in_own_group(config, out):
 
 
 def test_damaged_run_folders_are_refused_in_words_or_resumed(tmp_path):
-    """A few mutations of each file; benchmarks/torture.py tries thousands."""
+    """A few mutations of each file; benchmarks/torture tries thousands."""
     run = pretrain(tiny("moco-v2", train={"knn_every": 0}), tmp_path / "run")
     generator = random.Random(0)
     files = [file for file in run.path.rglob("*") if file.is_file() and file.name != ".lock"]

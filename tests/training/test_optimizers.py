@@ -15,9 +15,8 @@ from hardmix.errors import InputError, UnfinishedError
 from hardmix.models.encoders import build_encoder
 from hardmix.runs.checkpoints import optimizer_tensors, restore_optimizer
 from hardmix.runs.folder import Run
-from hardmix.settings.config import ModelConfig
+from hardmix.settings.config import ModelConfig, OptimizerConfig
 from hardmix.settings.named_choices import OptimizerName
-from hardmix.settings.optimizer_options import OptimizerConfig
 from hardmix.training.optimizers import (
     OPTIMIZERS,
     TRUST,
@@ -28,6 +27,8 @@ from hardmix.training.optimizers import (
 )
 from hardmix.training.pretrain import pretrain
 from ranks import all_ranks, manifest_of, signal_after, state_of, tensors_file, tiny
+
+pytestmark = pytest.mark.slow
 
 NAMES = list(get_args(OptimizerName))
 

@@ -17,6 +17,8 @@ from hardmix.settings.saved import settings, with_settings
 from hardmix.training.fitting import look, look_at, told_by_colour
 from hardmix.training.setup import Own
 
+pytestmark = pytest.mark.slow
+
 
 def picture(generator, height=40, width=48, colour=None):
     """Noise around a colour."""

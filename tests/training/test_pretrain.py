@@ -15,20 +15,20 @@ import ranks
 from hardmix.commands import main as cli
 from hardmix.data.loading import open_loader
 from hardmix.errors import InputError
-from hardmix.methods.all_methods import build_method
-from hardmix.methods.base import Materials, Method, TrainingPosition
+from hardmix.methods.base import Materials, Method, TrainingPosition, build_method
 from hardmix.methods.mixing_schedule import MixingSchedule, choose_strategy
 from hardmix.mixing.strategies import plan_points
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import Meter
 from hardmix.runtime.device import choose_compute
 from hardmix.runtime.signals import StopRequest
-from hardmix.settings.config import PretrainConfig
-from hardmix.settings.loss_options import MixConfig
+from hardmix.settings.config import MixConfig, PretrainConfig
 from hardmix.settings.recipes import RECIPES
 from hardmix.training.pretrain import pretrain, start
 from hardmix.training.setup import Own, prepare
 from hardmix.training.step import compute_gradients
+
+pytestmark = pytest.mark.slow
 
 
 def tiny(method="mochi", oracle=False, *, train=None, **more) -> PretrainConfig:

@@ -21,6 +21,7 @@ import hardmix.training.pretrain as loop
 import hardmix.training.state
 from hardmix.commands import main as cli
 from hardmix.errors import InputError, UnfinishedError
+from hardmix.evaluation import knn
 from hardmix.runs.folder import Run, check_resumable
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.saved import MAY_CHANGE, MUST_MATCH, settings
@@ -35,6 +36,8 @@ from ranks import (
     tiny,
     wait,
 )
+
+pytestmark = pytest.mark.slow
 
 STEPS = 12
 """Of `tiny`: two epochs of six."""
@@ -115,8 +118,8 @@ def test_a_signal_while_the_accuracy_is_measured_stops_between_batches(
             os.kill(os.getpid(), signal.SIGTERM)
         return extract(*arguments, **options)
 
-    extract = loop.extract
-    monkeypatch.setattr(loop, "extract", signalled)
+    extract = knn.extract
+    monkeypatch.setattr(knn, "extract", signalled)
     with pytest.raises(UnfinishedError, match="after step 12"):
         pretrain(tiny(), tmp_path / "run")
     assert not any("knn" in line for line in lines_of(tmp_path / "run"))

@@ -12,7 +12,7 @@ from hardmix.data.image_set import ImageSet
 from hardmix.runs.folder import Run
 from hardmix.runtime.signals import StopRequest
 from hardmix.training import setup
-from hardmix.training.loss_scaler import LossScaler
+from hardmix.training.nan_guard import LossScaler
 from hardmix.training.state import settle
 from hardmix.training.step import take_step
 from ranks import tiny

@@ -15,18 +15,17 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import hardmix.training.pretrain as loop
-from hardmix.commands import main as cli
-from hardmix.commands import processes
-from hardmix.data.datasets import open_images
+from hardmix.commands import main as cli, processes
 from hardmix.data.loading import ViewLoader
+from hardmix.data.sources import open_images
 from hardmix.errors import InputError
 from hardmix.evaluation.features import extract
-from hardmix.methods import cluster_filter, clusters, moco
+from hardmix.methods import clusters, moco
 from hardmix.methods.base import Method
-from hardmix.methods.row_generators import RowsGenerator
+from hardmix.methods.mixing_schedule import RowsGenerator
 from hardmix.mixing.plans import mix, ranked
 from hardmix.mixing.random_draws import uniform_numbers
-from hardmix.runtime import addresses, rendezvous
+from hardmix.runtime import rendezvous
 from hardmix.runtime.device import choose_compute
 from hardmix.runtime.distributed import gather_uneven
 from hardmix.runtime.launch import Launch, first_host, launched
@@ -34,6 +33,8 @@ from hardmix.settings.config import DataConfig
 from hardmix.training import setup
 from hardmix.training.pretrain import pretrain
 from ranks import all_ranks, group_norm_trunk, lines_of, start, state_of, tiny, wait
+
+pytestmark = pytest.mark.slow
 
 
 def train_alone_encoder(config, out):
@@ -194,7 +195,7 @@ def fail_before_clusters(out, calls):
     """Rank 1 fails between two epochs."""
     note_calls(clusters, "broadcast", calls)
     if torch.distributed.get_rank() == 1:
-        cluster_filter.embed_images = lack_a_folder
+        clusters.embed_images = lack_a_folder
     pretrain(tiny(loss={"filter": "same-cluster", "clusters": 3}), out)
 
 
@@ -294,9 +295,9 @@ def test_hosts_that_offer_a_loopback_address_are_named_before_gloo_fails(monkeyp
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     store = Store({"here-0": "node1 10.0.0.1", "here-1": "node2 127.0.1.1"})
     two_nodes, one_node = Launch(0, 2, 0, 1, "node1", 5), Launch(0, 2, 0, 2, "node1", 5)
-    addresses.check_addresses(store, one_node)
+    rendezvous.check_addresses(store, one_node)
     assert capfd.readouterr().err == ""
-    addresses.check_addresses(store, two_nodes)
+    rendezvous.check_addresses(store, two_nodes)
     shown = capfd.readouterr().err
     assert "node2 resolves to a loopback address" in shown
     assert "GLOO_SOCKET_IFNAME" in shown
@@ -305,7 +306,7 @@ def test_hosts_that_offer_a_loopback_address_are_named_before_gloo_fails(monkeyp
     monkeypatch.setattr(rendezvous, "_within", lambda *_: ([], {}, {}))
     assert "GLOO_SOCKET_IFNAME" in str(rendezvous._lost(store, two_nodes, 9.0, error))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
-    addresses.check_addresses(store, two_nodes)
+    rendezvous.check_addresses(store, two_nodes)
     assert capfd.readouterr().err == ""
 
 

@@ -17,6 +17,8 @@ from hardmix.training.pretrain import pretrain
 from hardmix.training.state import report_checkpoint
 from ranks import lines_of, start, state_of, tiny, wait
 
+pytestmark = pytest.mark.slow
+
 
 class Disk:
     """Full for some kinds of files, from some step of training on; files are noted by name."""

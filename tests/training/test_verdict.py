@@ -11,14 +11,14 @@ from safetensors.torch import load_file
 import ranks
 from hardmix.data.image_set import ImageSet
 from hardmix.evaluation.baselines import ColourHistogram, ReducedPixels
-from hardmix.evaluation.comparison import Scores, shared_neighbours
+from hardmix.evaluation.knn import KnnImages
 from hardmix.runs.folder import Run
 from hardmix.settings.recipes import demo
 from hardmix.training import verdict as verdicts
-from hardmix.training.knn_images import KnnImages
 from hardmix.training.pretrain import pretrain
-from hardmix.training.verdict import choose_images, compare
-from hardmix.training.verdict_words import advise, tell
+from hardmix.training.verdict import Scores, advise, choose_images, compare, shared_neighbours, tell
+
+pytestmark = pytest.mark.slow
 
 
 def read(run):

@@ -16,11 +16,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hardmix.errors import InputError
-from hardmix.evaluation.features import load_encoder
+from hardmix.evaluation.trained_encoder import load_encoder
 from hardmix.models.backbones import RESNETS, build_backbone
 from hardmix.runs.folder import OWN_TRUNK, Run
 from hardmix.settings.config import PretrainConfig
-from hardmix.weights import comparing, onnx_preprocessing
 from hardmix.weights import export as exporting
 from hardmix.weights.detectron2_files import PLUG_IN_FILE, SHAPES, detectron2_name, side_files
 from hardmix.weights.export import FORMATS, export
@@ -205,8 +204,8 @@ def test_an_onnx_file_that_differs_is_not_left(tmp_path, monkeypatch, onnx_parts
 
 def test_features_that_are_no_numbers_differ():
     ours = torch.ones(2, 3)
-    assert comparing.difference(ours, ours * torch.nan) == float("inf")
-    assert comparing.difference(ours * 2, ours) == 0.5
+    assert exporting.difference(ours, ours * torch.nan) == float("inf")
+    assert exporting.difference(ours * 2, ours) == 0.5
 
 
 @pytest.mark.parametrize(("backbone", "channels"), [("small", 3), ("resnet18", 1)])
@@ -233,7 +232,7 @@ def test_an_onnx_file_with_its_preprocessing_takes_images_of_any_size(
 
 def test_a_preprocessing_that_differs_is_not_written(tmp_path, monkeypatch, onnx_parts):
     run = make_run(tmp_path / "run", "small")
-    monkeypatch.setattr(onnx_preprocessing, "LONGEST", 1)
+    monkeypatch.setattr(exporting, "LONGEST", 1)
     with pytest.raises(InputError, match=r"preprocessing.*limit of 2e-02: nothing was written"):
         export(run.path, "onnx", tmp_path / "whole.onnx", with_preprocessing=True)
     assert not (tmp_path / "whole.onnx").exists()

@@ -8,36 +8,22 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-import torchvision
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from hardmix.data.augment import channel_statistics
-from hardmix.data.image_ops import normalise
+from foreign_files import lived_in, moco_file, prefixed, resnet
+from hardmix.data.colours import channel_statistics, normalise
 from hardmix.errors import InputError
-from hardmix.evaluation.features import load_encoder
+from hardmix.evaluation.trained_encoder import load_encoder
 from hardmix.models.backbones import BACKBONES, build_backbone
 from hardmix.runs.folder import Run
+from hardmix.runs.weight_files import SavedWeights
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.recipes import RECIPES
 from hardmix.weights.foreign import import_weights
-from hardmix.weights.recognition import Source, recognise
+from hardmix.weights.recognition import recognise
 
 IMAGES = torch.rand(2, 3, 48, 48, generator=torch.Generator().manual_seed(1))
-
-
-def lived_in(model: nn.Module) -> nn.Module:
-    """Batch norms with statistics of their own: lost ones would show."""
-    for name, buffer in model.named_buffers():
-        if name.endswith(("running_mean", "running_var")):
-            buffer.uniform_(0.5, 1.5)
-        if name.endswith("num_batches_tracked"):
-            buffer.fill_(7)
-    return model.eval()
-
-
-def resnet(name: str = "resnet18", **more) -> nn.Module:
-    return lived_in(getattr(torchvision.models, name)(**more))
 
 
 @torch.no_grad()
@@ -50,30 +36,6 @@ def features(model: nn.Module, images: torch.Tensor = IMAGES) -> torch.Tensor:
 def same_features(run: Run, model: nn.Module, images: torch.Tensor = IMAGES) -> bool:
     with torch.no_grad():
         return torch.equal(load_encoder(run.path)(images), features(model, images))
-
-
-def prefixed(prefix: str, tensors: dict) -> dict:
-    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
-
-
-def moco_file(file, name="resnet18", head="mlp", dim=16, keys=64, zipped=True) -> nn.Module:
-    """A checkpoint as official MoCo's main_moco.py writes it; the query encoder is returned."""
-    query, key = resnet(name), resnet(name)
-    width = query.fc.in_features
-    for encoder in (query, key):
-        mlp = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, dim))
-        encoder.fc = mlp if head == "mlp" else nn.Linear(width, dim)
-    state = {
-        "module.queue": torch.randn(dim, keys),
-        "module.queue_ptr": torch.tensor([32]),
-        **prefixed("module.encoder_q.", query.state_dict()),
-        **prefixed("module.encoder_k.", key.state_dict()),
-    }
-    optimizer = torch.optim.SGD(query.parameters(), 0.03, momentum=0.9)
-    content = {"epoch": 200, "arch": name, "state_dict": state}
-    content["optimizer"] = optimizer.state_dict()
-    torch.save(content, file, _use_new_zipfile_serialization=zipped)
-    return query
 
 
 @pytest.mark.parametrize(
@@ -199,7 +161,7 @@ def test_every_architecture_is_told_from_the_others(name, tmp_path):
     channels = 3 if name.startswith("lab-") else 4
     with torch.device("meta"):
         state = build_backbone(name, channels=channels).trunk.state_dict()
-    fit = recognise(tmp_path, Source(prefixed("module.", state), {}, None), None)
+    fit = recognise(tmp_path, SavedWeights(prefixed("module.", state), {}, None), None)
     assert (fit.backbone, fit.channels) == (name, channels)
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from test_foreign import lived_in, moco_file
 
 import ranks
+from foreign_files import lived_in, moco_file
 from hardmix.commands import main as cli
 from hardmix.errors import InputError
 from hardmix.models.backbones import build_backbone
@@ -17,8 +17,7 @@ from hardmix.runs.folder import Run
 from hardmix.runtime.signals import StopRequest
 from hardmix.training.pretrain import pretrain
 from hardmix.training.setup import Own, prepare
-from hardmix.weights.foreign import import_weights
-from hardmix.weights.pixel_statistics import adapt_statistics
+from hardmix.weights.foreign import adapt_statistics, import_weights
 
 TIMM = "timm:tf_efficientnet_lite0"
 

@@ -1,7 +1,7 @@
 """`hardmix analyze RUN...`: the paper's figures and more, for any runs.
 
-Figures of one run go to RUN/figures, those that compare runs to a separate folder. What cannot be
-drawn is reported.
+Figures of one run are written to RUN/figures, those that compare runs to a separate folder. A
+figure that cannot be drawn is reported.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hardmix.analysis.accuracy_grids import embedding_space, grid_pictures
-from hardmix.analysis.figures.picture import Found, Picture, check_installed, save
 from hardmix.analysis.hardness import matching_probabilities, similarities
 from hardmix.analysis.over_training import false_negatives, proxy_task
-from hardmix.analysis.toy_sphere import toy_sphere
+from hardmix.analysis.picture import Found, Picture, check_installed, save
 from hardmix.errors import InputError, UnnamedCodeError
 from hardmix.runs.folder import Run
 from hardmix.runs.reading import RunRecord, read_runs, with_new_results
@@ -21,7 +20,7 @@ from hardmix.runtime.console import say, warn
 
 @dataclass(frozen=True)
 class Analysis:
-    """What `analyze` drew, and what it could not."""
+    """The pictures that `analyze` drew, and what it could not draw."""
 
     pictures: list[tuple[Path, Picture]] = field(default_factory=list)
     """Pictures, each with the folder it was written to."""
@@ -50,7 +49,7 @@ def analyze(runs: Sequence[Path | str], out: Path | None = None) -> Analysis:
         pictures, missing = portray(record)
         _write(analysis, record.run.figures, pictures)
         analysis.missing.extend(missing)
-    # Alignment and uniformity were measured just now.
+    # The records are read again, because alignment and uniformity were measured just now.
     pictures, missing = compare([with_new_results(record) for record in records])
     _write(analysis, folder, pictures)
     analysis.missing.extend(sentence for sentence in missing if sentence not in analysis.missing)
@@ -73,7 +72,7 @@ def compare(records: Sequence[RunRecord]) -> Found:
     for name, draw in _COMPARISONS.items():
         try:
             drawn, sentences = draw(records)
-        except Exception as error:  # a faulty number in one run must not prevent the whole page
+        except Exception as error:  # a faulty number in one run must not prevent the page
             drawn, sentences = [], [f"{name} cannot be drawn: {type(error).__name__}: {error}."]
         pictures.extend(drawn)
         missing.extend(sentences)
@@ -81,7 +80,7 @@ def compare(records: Sequence[RunRecord]) -> Found:
 
 
 def portray(record: RunRecord) -> Found:
-    """Draw the figures of one run, using encoder and images unless that was done before."""
+    """Draw the figures of one run; those of its encoder and images are drawn only once."""
     # Imported here: torchvision takes seconds to import, and a report needs no images.
     from hardmix.analysis.embedding import look_at_features
     from hardmix.analysis.gallery import look_at_queue
@@ -108,6 +107,8 @@ def sketch(record: RunRecord) -> Found:
 
 def toy(out: Path, **settings: int) -> Picture:
     """Draw and write Fig. 1, as `hardmix toy` does."""
+    from hardmix.analysis.toy_sphere import toy_sphere  # late, as above
+
     check_installed()
     picture = toy_sphere(**settings)
     _write(Analysis(), out, [picture])
@@ -115,9 +116,9 @@ def toy(out: Path, **settings: int) -> Picture:
 
 
 def _write(analysis: Analysis, folder: Path, pictures: Sequence[Picture]) -> None:
-    there = {(where, picture.name) for where, picture in analysis.pictures}
+    written = {(where, picture.name) for where, picture in analysis.pictures}
     for picture in pictures:
-        if (folder, picture.name) in there:
+        if (folder, picture.name) in written:
             continue
         if picture.figure is None:
             say(f"{folder / picture.name}: up to date")

@@ -1,31 +1,41 @@
-"""Curves from metrics.jsonl: the proxy task (Fig. 2b, App. B.1) and false negatives.
+"""Curves from metrics.jsonl: the proxy task (Fig. 2b, App. B.1) and false negatives (Fig. 2c).
 
-Sec. 3.2 asks how many queries find their key, Sec. 3.3 what a class oracle sees (Fig. 2c).
+Sec. 3.2 asks how many queries find their key, Sec. 3.3 what a class oracle sees.
 """
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
-from hardmix.analysis.figures.fig2 import (
-    BOTH_PARENTS,
-    FALSE,
-    ONE_PARENT,
-    QUERY_PARENT,
-    REAL_ONLY,
-    WITH_POINTS,
-    Curve,
-    fig2b,
-    fig2c,
+from hardmix.analysis.picture import (
+    INK,
+    Found,
+    Picture,
+    canvas,
+    colour,
+    legend_below,
+    line_style,
+    shown,
 )
-from hardmix.analysis.figures.picture import Found
 from hardmix.runs.reading import RunRecord, number
+
+MARKS = 8
+"""Approximate number of markers on a line."""
+WITH_POINTS = "with synthetic points"
+REAL_ONLY = "real negatives only"
+FALSE = "false among the highest negatives"
+ONE_PARENT = "pair points with a false parent"
+BOTH_PARENTS = "pair points with two false parents"
+QUERY_PARENT = "query points with a false parent"
+
+_MARKER = {REAL_ONLY: "^", ONE_PARENT: "^", BOTH_PARENTS: "s", QUERY_PARENT: "D"}
+"""The paper's markers, triangles and squares in Fig. 2b and 2c; main lines have none."""
 
 MOST_POINTS = 400
 """Most points of a curve; longer ones become the means of as many parts."""
 EPOCHS_TO_AVERAGE = 8
-"""A shorter run is drawn line by line."""
+"""Fewest epochs whose lines are averaged; a shorter run is drawn line by line."""
 
 FALSE_SHARES = {
     "false_negatives_top": FALSE,
@@ -33,16 +43,31 @@ FALSE_SHARES = {
     "synthetic_both_false": BOTH_PARENTS,
     "synthetic_query_false": QUERY_PARENT,
 }
-"""Keys of metrics.jsonl in words. Oracle runs also count the negatives they discard."""
+"""Keys of metrics.jsonl, and what they measure. Oracle runs count discarded negatives too."""
+
+
+class Curve(NamedTuple):
+    """One line of a figure over training."""
+
+    run: str
+    """The run's label."""
+    kind: str
+    """What is measured."""
+    hue: int
+    """The run's index, which sets its colour in every figure."""
+    x: list[float]
+    """Epochs."""
+    y: list[float]
+    """Fractions from 0 to 1."""
 
 
 def proxy_task(records: Sequence[RunRecord]) -> Found:
-    """Fig. 2b: proxy accuracy over training of every run that logged it."""
+    """Draw Fig. 2b: the proxy accuracy over training of every run that logged it."""
     lines = []
     for record in records:
         epochs, mixed = curve(record.metrics, "proxy_accuracy_mixed")
         real_epochs, real = curve(record.metrics, "proxy_accuracy")
-        # Without synthetic points both lines are the same: only one is drawn, without markers.
+        # Without synthetic points, both lines are the same, and only one is drawn, without markers.
         if not mixed or (epochs, mixed) == (real_epochs, real):
             epochs, mixed, real = real_epochs, real, []
         if mixed:
@@ -57,7 +82,7 @@ def proxy_task(records: Sequence[RunRecord]) -> Found:
 
 
 def false_negatives(records: Sequence[RunRecord]) -> Found:
-    """Fig. 2c: false negatives over training of every run whose images have labels."""
+    """Draw Fig. 2c: false negatives over training of every run whose images have labels."""
     lines = []
     for record in records:
         for key, kind in FALSE_SHARES.items():
@@ -84,13 +109,13 @@ def curve(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float], li
         points = [(epoch + 0.5, fmean(values)) for epoch, values in _by_epoch(lines, key)]
     else:
         steps = steps_per_epoch(lines)
-        found = [(number(line.get("step")), number(line.get(key))) for line in lines]
-        points = [(step / steps, y) for step, y in found if step is not None and y is not None]
+        pairs = [(number(line.get("step")), number(line.get(key))) for line in lines]
+        points = [(step / steps, y) for step, y in pairs if step is not None and y is not None]
     return thin([x for x, _ in points]), thin([y for _, y in points])
 
 
 def steps_per_epoch(lines: Sequence[Mapping[str, Any]]) -> float:
-    """Return steps per epoch: at an epoch's last line, step / (epoch + 1) is largest."""
+    """Return the steps per epoch: step / (epoch + 1) is largest at the end of an epoch."""
     largest = 0.0
     for line in lines:
         step, epoch = number(line.get("step")), number(line.get("epoch"))
@@ -124,7 +149,7 @@ def _by_epoch(lines: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, l
 
 
 def _temperatures(records: Sequence[RunRecord]) -> str:
-    """Return a note if temperatures differ: App. B.1 compares at a single one."""
+    """Return a note if temperatures differ; App. B.1 compares runs at a single one."""
     temperatures = sorted(
         {
             record.config.train.temperature
@@ -136,3 +161,60 @@ def _temperatures(records: Sequence[RunRecord]) -> str:
         return ""
     words = ", ".join(f"{temperature:g}" for temperature in temperatures)
     return f" These runs have different temperatures ({words}), which changes the task too."
+
+
+def fig2b(lines: Sequence[Curve], note: str = "") -> Picture:
+    """Fig. 2b and App. B.1's figure: accuracy on the proxy task over training."""
+    caption = (
+        "Fraction of queries whose key is more similar than every negative. Lines with triangles"
+        f" exclude synthetic points; the lower a line, the harder the task.{note}"
+    )
+    return _over_training(
+        "fig2b", "Proxy task (Fig. 2b, App. B.1)", caption, "queries that find their key (%)", lines
+    )
+
+
+def fig2c(lines: Sequence[Curve], note: str = "") -> Picture:
+    """Fig. 2c: false negatives among the highest negatives, and synthetic points from them."""
+    caption = (
+        "Lines without markers: fraction of the 1024 highest negatives (all, if the queue is"
+        " shorter) that have the query's class. Triangles and squares: fraction of the synthetic"
+        f" points with at least one and with two such parents.{note}"
+    )
+    return _over_training("fig2c", "False negatives (Fig. 2c)", caption, "fraction (%)", lines)
+
+
+def _over_training(
+    name: str, title: str, caption: str, y_label: str, lines: Sequence[Curve]
+) -> Picture:
+    from matplotlib.lines import Line2D
+
+    kinds = list(dict.fromkeys(line.kind for line in lines))
+    runs = {line.hue: line.run for line in lines}
+    with canvas(title, 3.7) as figure:
+        axes = figure.subplots()
+        for line in lines:
+            axes.plot(
+                line.x,
+                [100 * y for y in line.y],
+                color=colour(line.hue),
+                linestyle=line_style(line.hue),
+                linewidth=1.6 if len(lines) <= MARKS else 1.0,
+                marker=_MARKER.get(line.kind) or ("o" if len(line.x) == 1 else None),
+                markevery=max(1, len(line.x) // MARKS),
+            )
+        axes.set(xlabel="epoch", ylabel=y_label)
+        axes.set_ylim(bottom=-0.02 * axes.get_ylim()[1])  # so that the axis does not hide 0
+        axes.grid()
+        handles = [
+            Line2D([], [], color=colour(hue), linestyle=line_style(hue), label=shown(run))
+            for hue, run in runs.items()
+        ]
+        if len(kinds) > 1:
+            handles += [
+                Line2D([], [], color=INK, linewidth=1, marker=_MARKER.get(kind), label=kind)
+                for kind in kinds
+            ]
+        legend_below(figure, handles)
+    numbers = {"x": "epoch", "y": y_label, "lines": [line._asdict() for line in lines]}
+    return Picture(name, title, caption, numbers, figure)

@@ -1,14 +1,35 @@
 """Fig. 1: random embeddings on the unit sphere, and MoCHi's points from the hardest ones."""
 
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 import torch
 from torch.nn.functional import normalize
 
-from hardmix.analysis.figures.maps import ToyPoints, fig1
-from hardmix.analysis.figures.picture import Picture
-from hardmix.analysis.tsne import MOST, tsne
+from hardmix.analysis.embedding import MOST, tsne
+from hardmix.analysis.picture import COLOURS, INK, Picture, canvas, legend_below
 from hardmix.errors import InputError
 from hardmix.mixing.plans import hardest_negatives, materialize, plan_mochi
 from hardmix.runtime.random_numbers import seed_of
+
+_LOOK: dict[str, dict[str, Any]] = {
+    "memory": {"color": "#999999", "marker": ".", "s": 14},
+    "hardest negatives": {"color": COLOURS[0], "marker": "o", "s": 22},
+    "pair points": {"color": COLOURS[2], "marker": "^", "s": 22},
+    "points with the query": {"color": COLOURS[1], "marker": "s", "s": 22},
+    "query": {"color": INK, "marker": "*", "s": 260},
+}
+
+
+class ToyPoints(NamedTuple):
+    """Points of one kind in Fig. 1."""
+
+    kind: str
+    """memory, hardest negatives, pair points, points with the query, or query."""
+    x: list[float]
+    """Horizontal places in the plane."""
+    y: list[float]
+    """Vertical places in the plane."""
 
 
 def toy_sphere(
@@ -44,7 +65,7 @@ def toy_sphere(
     is_hardest = torch.zeros(num_memory, dtype=torch.bool)
     is_hardest[hardest] = True
     first = num_memory + num_pairs
-    chosen = {
+    groups_of_places = {
         "memory": places[:num_memory][~is_hardest],
         "hardest negatives": places[:num_memory][is_hardest],
         "pair points": places[num_memory:first],
@@ -52,9 +73,9 @@ def toy_sphere(
         "query": places[-1:],
     }
     groups = [
-        ToyPoints(kind, *([round(value, 3) for value in column] for column in some.T.tolist()))
-        for kind, some in chosen.items()
-        if len(some)
+        ToyPoints(kind, *([round(value, 3) for value in column] for column in rows.T.tolist()))
+        for kind, rows in groups_of_places.items()
+        if len(rows)
     ]
     settings = {
         "seed": seed,
@@ -65,3 +86,30 @@ def toy_sphere(
         "num_with_query": num_with_query,
     }
     return fig1(groups, settings)
+
+
+def fig1(groups: Sequence[ToyPoints], settings: dict[str, Any]) -> Picture:
+    """Fig. 1: a query, its memory, its hardest negatives and the synthetic points, by t-SNE."""
+    title = "Synthetic hard negatives on a toy sphere (Fig. 1)"
+    with canvas(title, 4.6) as figure:
+        axes = figure.subplots()
+        handles = [
+            axes.scatter(
+                group.x,
+                group.y,
+                label=f"{group.kind} ({len(group.x)})" if len(group.x) > 1 else group.kind,
+                linewidths=0,
+                **_LOOK[group.kind],
+            )
+            for group in groups
+        ]
+        axes.set(xlabel="first t-SNE dimension", ylabel="second t-SNE dimension")
+        axes.set(xticks=[], yticks=[])
+        legend_below(figure, handles, columns=3)
+    numbers = {"settings": settings, "groups": [group._asdict() for group in groups]}
+    caption = (
+        "Random embeddings on the unit sphere. Points that mix two of the hardest negatives are"
+        " among them; points mixed with the query are between them and the query. t-SNE keeps"
+        " neighbours together; its distances have no unit."
+    )
+    return Picture("fig1", title, caption, numbers, figure)

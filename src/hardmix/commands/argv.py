@@ -9,11 +9,11 @@ from typing import Any, Literal
 from hardmix.commands.options import wants_help
 from hardmix.errors import InputError
 from hardmix.runtime.own_code import is_own
-from hardmix.settings.bounds import nearest_first
 from hardmix.settings.config import DataConfig, PretrainConfig
+from hardmix.settings.facts import nearest_first
 from hardmix.settings.methods import METHOD_FACTS
 from hardmix.settings.recipes import RECIPES
-from hardmix.settings.roots import absolute_root, is_command
+from hardmix.settings.saved import absolute_root, is_command
 
 ALLOW = "--allow-code"
 CODE_OPTIONS = ("--model.backbone", "--backbone", "--data.views")
@@ -50,7 +50,7 @@ def data_of_run(arguments: Sequence[str]) -> DataConfig:
     """Return the run's data config as defaults; the kind of another root is recognised."""
     if not arguments or arguments[0].startswith("-"):
         return DataConfig()
-    from hardmix.data.datasets import data_name
+    from hardmix.data.sources import data_name
     from hardmix.runs.folder import Run
 
     data = Run.open(arguments[0]).config().data
@@ -103,7 +103,7 @@ def _saved_config(rest: Sequence[str]) -> PretrainConfig | None:
     saved, out = value_of(rest, "--config"), value_of(rest, "--out")
     resume = value_of(rest, "--resume") or "no"
     if saved is not None:
-        from hardmix.settings.saved import read_config
+        from hardmix.runs.folder import read_config
 
         return read_config(Path(saved))
     if resume == "no" or out is None or wants_help(rest):

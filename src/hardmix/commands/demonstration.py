@@ -13,21 +13,21 @@ from typing import Any
 from torch import nn
 
 from hardmix.analysis.analyze import sketch
-from hardmix.analysis.figures.picture import check_installed, save
-from hardmix.data.datasets import open_images
+from hardmix.analysis.picture import check_installed, save
+from hardmix.data.sources import open_images
 from hardmix.errors import InputError
 from hardmix.evaluation.accuracy import Accuracy
-from hardmix.evaluation.evaluated_run import EvaluatedRun, baseline_trunk, open_evaluated_run
+from hardmix.evaluation.evaluated_run import EvaluatedRun, open_evaluated_run
 from hardmix.evaluation.knn import knn_accuracy
 from hardmix.evaluation.linear import cached_protocol
 from hardmix.evaluation.probe import probe_accuracy
 from hardmix.report.page import write_report
 from hardmix.runs.folder import Run, versions
 from hardmix.runs.reading import read_run
-from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say, table
+from hardmix.runtime.files import write_atomically
 from hardmix.settings.config import DataConfig, PretrainConfig
-from hardmix.settings.evaluation_options import KnnOptions
+from hardmix.settings.evaluations import KnnOptions
 from hardmix.settings.methods import MethodName
 from hardmix.settings.recipes import RECIPES
 from hardmix.training.pretrain import pretrain
@@ -54,8 +54,8 @@ def show(out: Path | None, data: DataConfig, *, epochs: int | None = None, seed:
     subjects = {method: open_evaluated_run(run.path) for method, run in runs.items()}
     subject = subjects["mochi"]
     trunks: dict[str, nn.Module] = {
-        "raw pixels": baseline_trunk(subject, "pixels"),
-        "untrained encoder": baseline_trunk(subject, "untrained"),
+        "raw pixels": subject.baseline("pixels"),
+        "untrained encoder": subject.baseline("untrained"),
         **{method: each.encoder for method, each in subjects.items()},
     }
     found = {name: score(trunk, subject) for name, trunk in trunks.items()}

@@ -8,7 +8,7 @@ import tyro
 
 from hardmix.commands.options import Help, parse
 from hardmix.errors import InputError
-from hardmix.settings.bounds import check_at_least, check_between
+from hardmix.settings.facts import check_at_least, check_between
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ def features(arguments: list[str]) -> None:
     )
     fields = [("run", RunFolder), ("out", Annotated[Path, out]), data_field(own, arguments)]
     options = parse(make_options("Features", about, fields), "features", arguments)
-    from hardmix.evaluation.feature_files import write_features
+    from hardmix.evaluation.features import write_features
 
     write_features(options.run, data_of(options.data, own), options.out)
 
@@ -41,7 +41,7 @@ def neighbours(arguments: list[str]) -> None:
         data_field(own, arguments),
     ]
     options = parse(make_options("Neighbours", about, fields), "neighbours", arguments)
-    from hardmix.explore.contact_sheet import show_neighbours
+    from hardmix.explore.neighbour_sheets import show_neighbours
 
     data = data_of(options.data, own)
     show_neighbours(options.run, options.image, data, options.out, options.number)

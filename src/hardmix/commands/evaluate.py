@@ -1,4 +1,4 @@
-"""The commands that evaluate a run, built from `EVALUATION_OPTIONS`; and `detect`.
+"""The commands that evaluate a run, built from `EVALUATIONS`; and `detect`.
 
 Each takes the run's folder first, and `--data.*` for images other than those it was trained on.
 """
@@ -19,20 +19,20 @@ from hardmix.commands.options import (
     option_field,
     parse,
 )
-from hardmix.settings.detection_options import (
+from hardmix.settings.evaluations import (
+    EVALUATIONS,
     DetectionSchedule,
     DetectionStart,
     DetectionTask,
     schedule_of,
     with_batch,
 )
-from hardmix.settings.evaluation_options import EVALUATION_OPTIONS
 from hardmix.settings.facts import docs_of
 
 
 def evaluation_command(name: str) -> Callable[[list[str]], None]:
     """Return the command of an evaluation: its options and the data options."""
-    kind = EVALUATION_OPTIONS[name]
+    kind = EVALUATIONS[name].options
 
     def command(arguments: list[str]) -> None:
         own = argv.data_of_run(arguments)
@@ -48,16 +48,16 @@ def evaluation_command(name: str) -> Callable[[list[str]], None]:
         shown = [("run", RunFolder), *made, data_field(own, arguments)]
         options = parse(make_options(name, kind.__doc__ or "", shown), name, arguments)
         chosen = kind(**{each: getattr(options, each) for each in hints})
-        from hardmix.evaluation.all_evaluations import EVALUATIONS
+        from hardmix.evaluation.evaluated_run import run_evaluation
 
-        EVALUATIONS[name].measure(options.run, chosen, data_of(options.data, own))
+        run_evaluation(name, options.run, chosen, data_of(options.data, own))
 
     command.__doc__ = (kind.__doc__ or "").split("\n")[0]
     return command
 
 
 EVALUATION_COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    name: evaluation_command(name) for name in EVALUATION_OPTIONS
+    name: evaluation_command(name) for name in EVALUATIONS
 }
 
 

@@ -15,7 +15,6 @@ from typing import NoReturn
 from hardmix import __version__
 from hardmix.commands import (
     argv,
-    benchmarks,
     draw,
     encoder_files,
     evaluate,
@@ -29,7 +28,8 @@ from hardmix.commands.options import parse
 from hardmix.errors import InputError, UnnamedCodeError
 from hardmix.runtime.launch import Launch
 from hardmix.runtime.own_code import allowing
-from hardmix.settings.bounds import nearest_first
+from hardmix.settings.evaluations import EVALUATIONS
+from hardmix.settings.facts import nearest_first
 
 DESCRIPTION = f"hardmix {__version__}: contrastive pre-training with hard negative mixing (MoCHi)."
 
@@ -59,7 +59,6 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "sweep": sweeps.sweep,
     "report": draw.report,
     "watch": explore.watch,
-    "bench": benchmarks.bench,
     "export": encoder_files.export,
     "import": encoder_files.import_,
     "imagenet100": train.imagenet100,
@@ -67,7 +66,12 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 }
 
 
-SHARED = ("pretrain", "knn", "linear", "detect", "features")
+SHARED = (
+    "pretrain",
+    *(name for name, evaluation in EVALUATIONS.items() if evaluation.shared),
+    "detect",
+    "features",
+)
 """Commands that several processes can share; `pretrain` joins the processes itself."""
 
 
@@ -85,10 +89,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     if arguments[:1] == ["--"]:  # torchrun -m hardmix -- pretrain ...
         arguments = arguments[1:]
     # Before torch is imported: waiting threads should sleep soon. On a busy machine, threads that
-    # spin for long bring training to a halt (docs/performance.md). Not for bench: other libraries
-    # do not set this, and are compared as they are.
-    if arguments[:1] != ["bench"]:
-        os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    # spin for long bring training to a halt (docs/performance.md).
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     # torch prints pages about a broken connection; hardmix reports which rank is lost.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:

@@ -10,9 +10,8 @@ import tyro
 from hardmix.commands.options import Help, parse
 from hardmix.errors import InputError
 from hardmix.runtime.own_code import check_allowed, is_own
-from hardmix.sweep.grid_rows import Grid
+from hardmix.sweep.grid_rows import Grid, ScaleName
 from hardmix.sweep.grids import GRIDS, grid_named
-from hardmix.sweep.scales import ScaleName
 
 
 @dataclass(frozen=True, kw_only=True)

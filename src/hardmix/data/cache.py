@@ -1,8 +1,14 @@
-"""Every image decoded once: kept in memory, or in a file where that pays, and read from there.
+"""Decoded images: each is decoded once and kept in memory, or in a file if that saves time.
 
-To decode a small image costs more than all else that happens to it. What is kept are the pixels as
-the decoder gave them, so that a run has the same bits with and without. What cannot be kept (an
-unreadable file, a full disk) is read from its own file as if there were no cache.
+Decoding a small image costs more than everything else that happens to it. The pixels are kept as
+the decoder gave them, so that a run has the same bits with and without a cache. Images that cannot
+be kept (an unreadable file, a full disk) are read from their own files, as if there were no cache.
+
+In the file, or in memory that looks like one, the pixels of all images come first, then an index
+with a line for each, then a tail that says where the index is and which images these are. The file
+is written under another name and renamed when it is complete. Images are read by `pread`: any
+number of processes share the system's copy of the file, and a file that was cut or damaged is
+noticed instead of killing its reader.
 """
 
 import fcntl
@@ -10,62 +16,256 @@ import hashlib
 import os
 import shutil
 import signal
+import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Int, Int64, UInt8
+from numpy.typing import NDArray
 from torch import Tensor
 
-from hardmix.data import image_arrays, image_files, video_frames
-from hardmix.data.file_states import file_states
+from hardmix.data import image_files, video_frames
 from hardmix.data.image_files import UnreadableImage, printable
-from hardmix.data.kept_images import (
-    Decoded,
-    KeptImages,
-    cache_folder,
-    in_memory,
-    new_file,
-    open_images_file,
-    pack,
-    write_images,
-)
+from hardmix.data.video_frames import source_of
 from hardmix.data.workers import WorkerPool
-from hardmix.runtime.atomic_files import room
+from hardmix.errors import InputError
 from hardmix.runtime.console import progress, say, warn
-from hardmix.runtime.distributed import rank, world_size
+from hardmix.runtime.distributed import (
+    agree_on_max,
+    broadcast,
+    is_main,
+    rank,
+    while_main_works,
+    world_size,
+)
+from hardmix.runtime.files import remove_dead, room, temporary_of
 from hardmix.runtime.signals import StopRequest, listening
 from hardmix.settings.named_choices import CacheMode
+
+INDEX = np.dtype(
+    [
+        ("start", "<i8"),
+        ("height", "<i4"),  # 0 if the image is not kept
+        ("width", "<i4"),
+        ("planar", "u1"),  # whether the channels lie one after another, or side by side
+        ("crc", "<u4"),
+    ]
+)
+_TAIL = struct.Struct("<16sQQI32s")
+_MAGIC = b"hardmix images 1"
+AT_ONCE = 1 << 26
+"""Most bytes of images in one tensor."""
+UNUSED_DAYS = 30
+"""Days without use after which a file is deleted when another one is made."""
+LEFT_SECONDS = 3600.0
+"""Age after which an unfinished file is taken to be that of a process that is gone."""
+
+Index = NDArray[Any]
+"""Lines of `INDEX`."""
+
+
+def cache_folder() -> Path:
+    """Return $XDG_CACHE_HOME/hardmix, or ~/.cache/hardmix."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hardmix"
+
+
+class KeptImages:
+    """Decoded images by number, in an open file."""
+
+    def __init__(self, file: IO[bytes], path: str, index: Index, channels: int) -> None:
+        self._file, self._path, self._channels = file, path, channels
+        self._index = index
+        self._start, self._crc = index["start"].copy(), index["crc"].copy()
+        self._shape = np.stack([index[name] for name in ("height", "width", "planar")], axis=1)
+        self._checked = np.zeros(len(index), dtype=np.bool_)  # once by each process
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Open the file again in worker processes that are not forked."""
+        return _reopened, (self._path, self._index, self._channels)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all pixels."""
+        return int(self._shape[:, :2].prod(axis=1, dtype=np.int64).sum()) * self._channels
+
+    def image(self, row: int) -> UInt8[Tensor, "channels height width"] | None:
+        """Return the pixels of an image, in memory as the decoder left them; None if not kept."""
+        height, width, _ = self._shape[row].tolist()
+        pixels = np.empty(height * width * self._channels, dtype=np.uint8)
+        if not height or not self._fill(row, pixels):
+            return None
+        return self._laid_out(pixels, row, height, width)
+
+    def images(self, rows: list[int]) -> UInt8[Tensor, "n channels height width"] | None:
+        """Return several images in one tensor; None unless all are kept, small and of one size."""
+        shapes = self._shape[rows]
+        height, width, _ = shapes[0].tolist()
+        size = height * width * self._channels
+        if not 0 < size * len(rows) <= AT_ONCE or (shapes != shapes[0]).any():
+            return None
+        pixels = np.empty((len(rows), size), dtype=np.uint8)
+        if not all(self._fill(row, line) for row, line in zip(rows, pixels, strict=True)):
+            return None
+        return self._laid_out(pixels, rows[0], height, width)
+
+    def _laid_out(self, pixels: NDArray[np.uint8], row: int, height: int, width: int) -> Tensor:
+        if self._shape[row, 2]:
+            return torch.from_numpy(pixels.reshape(*pixels.shape[:-1], -1, height, width))
+        side_by_side = pixels.reshape(*pixels.shape[:-1], height, width, -1)
+        return torch.from_numpy(side_by_side).movedim(-1, -3)
+
+    def _fill(self, row: int, pixels: NDArray[np.uint8]) -> bool:
+        try:
+            size = os.preadv(self._file.fileno(), [pixels.data], int(self._start[row]))
+        except OSError:
+            return False
+        if size == len(pixels) and not self._checked[row]:
+            self._checked[row] = zlib.crc32(pixels.data) == self._crc[row]
+        return size == len(pixels) and bool(self._checked[row])
+
+
+class Decoded(NamedTuple):
+    """Images that a worker has decoded: their pixels, and a line of the index for each."""
+
+    pixels: UInt8[Tensor, " bytes"]
+    lines: Index
+
+
+def pack(images: Iterable[UInt8[Tensor, "channels _ _"] | None]) -> Decoded:
+    """Put the pixels of images one after another; None stands for one that is not kept."""
+    parts, lines, start = [], [], 0
+    for image in images:
+        if image is None:
+            lines.append((0, 0, 0, 0, 0))
+            continue
+        planar = not image.permute(1, 2, 0).is_contiguous()
+        flat = (image if planar else image.permute(1, 2, 0)).reshape(-1)
+        lines.append((start, *image.shape[1:], planar, zlib.crc32(flat.numpy().data)))
+        parts.append(flat)
+        start += len(flat)
+    pixels = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+    return Decoded(pixels, np.array(lines, dtype=INDEX))
+
+
+def write_images(out: IO[bytes], decoded: Iterable[Decoded], mark: bytes) -> Index:
+    """Write all images in order, the index and the tail; `mark` identifies the images."""
+    indices, end = [], 0
+    for pixels, lines in decoded:
+        lines["start"] += end
+        out.write(pixels.numpy().data)
+        indices.append(lines)
+        end += len(pixels)
+    whole = np.concatenate(indices)
+    out.write(whole.tobytes())
+    out.write(_TAIL.pack(_MAGIC, end, len(whole), zlib.crc32(whole.tobytes()), mark))
+    out.flush()
+    return whole
+
+
+def open_images_file(file: Path, mark: bytes, channels: int) -> KeptImages | None:
+    """Open a file of `write_images`; return None unless it is complete and has this mark."""
+    try:
+        opened = file.open("rb", buffering=0)
+    except OSError:
+        return None
+    try:
+        index = _read_index(opened, mark)
+    except (OSError, ValueError, struct.error):
+        index = None
+    if index is None:
+        opened.close()
+        return None
+    with suppress(OSError):  # it may belong to another user
+        os.utime(file)
+    return KeptImages(opened, str(file), index, channels)
+
+
+def _read_index(opened: IO[bytes], mark: bytes) -> Index | None:
+    size = opened.seek(0, os.SEEK_END)
+    tail = os.pread(opened.fileno(), _TAIL.size, size - _TAIL.size)
+    magic, start, number, crc, found = _TAIL.unpack(tail)
+    length = number * INDEX.itemsize
+    if magic != _MAGIC or found != mark or start + length + _TAIL.size != size:
+        return None
+    lines = os.pread(opened.fileno(), length, start)
+    return np.frombuffer(lines, dtype=INDEX) if zlib.crc32(lines) == crc else None
+
+
+def _reopened(path: str, index: Index, channels: int) -> KeptImages:
+    return KeptImages(Path(path).open("rb", buffering=0), path, index, channels)
+
+
+def in_memory() -> tuple[IO[bytes], str]:
+    """Return an empty file in memory, and its path; it ends with the last process that has it."""
+    descriptor = os.memfd_create("hardmix-images")
+    return os.fdopen(descriptor, "w+b"), f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
+@contextmanager
+def new_file(file: Path) -> Iterator[IO[bytes]]:
+    """Give a file its name when the context ends; delete it if anything goes wrong."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    _tidy(file.parent)
+    temporary = temporary_of(file)
+    try:
+        with temporary.open("wb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _tidy(folder: Path) -> None:
+    """Delete files that have not been used for long, and those that killed processes left."""
+    remove_dead(folder)
+    unfinished = dict.fromkeys((".images-*.tmp", ".shards-*.tmp"), LEFT_SECONDS)
+    ages = {**unfinished, "images-*": UNUSED_DAYS * 86400.0}
+    for pattern, age in ages.items():
+        for old in folder.glob(pattern):
+            with suppress(OSError):
+                if time.time() - old.stat().st_mtime > age:
+                    old.unlink()
+
 
 Read = Callable[[str], UInt8[Tensor, "channels height width"]]
 Place = Literal["memory", "file"]
 
-DECODERS = (image_arrays, image_files, video_frames)
-"""Source files that pixels depend on: when one of them changes, caches are invalid."""
+DECODERS = (image_files, video_frames)
+"""Modules that decode: when the source of one of them changes, caches are invalid."""
 SAMPLED, SAMPLE_SECONDS = 64, 1.0
-"""Images that are decoded to foresee how much room and time all of them take; fewer if slow."""
+"""Images, and seconds, that are spent on estimating the size of all and the time to decode them."""
 LONG = 20.0
-"""Seconds of decoding that the next command should not spend again: they are worth a file."""
+"""Seconds of decoding that are worth a file, so that the next command need not spend them."""
 DISK = 100e6
-"""Bytes a second that any disk reads: images that are decoded faster are not worth a file."""
+"""Bytes per second that any disk reads: images that are decoded faster are not worth a file."""
 FILE_SHARE = 5
-"""How much larger than data.cache_gb a file may be that nobody has asked for."""
+"""Largest size of a file that the user has not asked for, as a multiple of data.cache_gb."""
 LITTLE = 32e6
-"""Bytes that each of several processes may hold for itself."""
+"""Bytes that each of several processes may hold by itself instead of in a shared file."""
+
 TOGETHER = 1 << 22
-"""Bytes of decoded images that travel at once from a worker."""
+"""Bytes of decoded images that a worker sends at once."""
 ALONE_SECONDS = 2.0
-"""Decoding that takes less is done here: workers would have to be started first."""
+"""Seconds up to which decoding is done in this process, without starting workers."""
 
 
 class Forecast(NamedTuple):
-    """What decoding all images takes, judged by some."""
+    """Estimates for all images, from a sample."""
 
     bytes: float
     seconds: float
@@ -73,22 +273,22 @@ class Forecast(NamedTuple):
 
 @dataclass(eq=False)
 class ImageCache:
-    """The decoded images of a set: nothing until `fill` or `find` has been called."""
+    """The decoded images of a set; empty until `fill` or `find` is called."""
 
     files: Sequence[str]
     read: Read
-    """One of `files` to pixels; it is pickled for worker processes."""
+    """Function from one of `files` to pixels; it is pickled for worker processes."""
     channels: int
     settings: tuple[Any, ...]
-    """All else that the pixels depend on."""
+    """Everything else that the pixels depend on."""
     mode: CacheMode
     limit: float
     """Bytes that may be held in memory."""
     workers: int | None = 0
-    """Processes that decode, as data.workers has it."""
+    """Processes that decode, as data.workers."""
     kept: KeptImages | None = None
     states: Int64[Tensor, "n 2"] | None = None
-    """Of the files, as `file_states` has them, if they are known already."""
+    """Result of `file_states` for the files, if it is known already."""
     _looked: bool = field(default=False, repr=False)
 
     def image(self, row: int) -> UInt8[Tensor, "channels height width"] | None:
@@ -96,15 +296,15 @@ class ImageCache:
         return None if self.kept is None else self.kept.image(row)
 
     def only(self, files: Sequence[str], rows: Int[Tensor, " m"]) -> "ImageCache":
-        """Return a cache of some of the files, which have these rows."""
+        """Return a cache of only these files, which have these rows."""
         states = None if self.states is None else self.states[rows]
         return replace(self, files=files, states=states, kept=None, _looked=False)
 
     def find(self) -> bool:
         """Use what this or another process has cached, if it is still valid."""
         if self.kept is None and self.mode != "off" and (_held or self.file.exists()):
-            here = _held.get(self.mark)
-            self.kept = here or open_images_file(self.file, self.mark, self.channels)
+            held = _held.get(self.mark)
+            self.kept = held or open_images_file(self.file, self.mark, self.channels)
         return self.kept is not None
 
     def fill(self) -> None:
@@ -119,36 +319,38 @@ class ImageCache:
         with listening() as stop:
             try:
                 self._make(place, forecast, stop)
-            except _Abandoned as why:
-                if why.args:
-                    warn(f"decoded images are not cached: {why}; every epoch decodes them again.")
+            except _Abandoned as reason:
+                if reason.args:
+                    warn(
+                        f"decoded images are not cached: {reason}; every epoch decodes them again."
+                    )
             except OSError as error:
                 warn(
                     f"decoded images are not cached ({error.strerror}; "
                     f"{room(self.file, int(forecast.bytes))}): every epoch decodes them again."
                 )
-        if stop.name is not None:  # it was meant for whoever listened before
+        if stop.name is not None:  # the signal is for those who listened before
             signal.raise_signal(signal.Signals[stop.name])
 
     @cached_property
     def mark(self) -> bytes:
-        """What tells these pixels from others: names, sizes and times of files, and the decoder."""
+        """Identifies these pixels: a hash of the files' names, sizes and times, and the decoder."""
         states = file_states(self.files) if self.states is None else self.states
         lines = "\n".join("" if size < 0 else f"{size} {time}" for size, time in states.tolist())
         return hashlib.sha256(self._name + lines.encode()).digest()
 
     @cached_property
     def _name(self) -> bytes:
-        """Of the names, and of how they are decoded."""
-        rules = b"".join(Path(each.__file__ or "").read_bytes() for each in DECODERS)
-        here = "" if os.path.isabs(self.files[0]) else os.getcwd()
-        facts = self.settings, self.channels, here, _versions()
+        """Hash of the names, and of how the files are decoded."""
+        rules = b"".join(Path(module.__file__ or "").read_bytes() for module in DECODERS)
+        folder = "" if os.path.isabs(self.files[0]) else os.getcwd()
+        facts = self.settings, self.channels, folder, _versions()
         names = os.fsencode("\0".join(self.files))
         return hashlib.sha256(repr(facts).encode() + rules + names).digest()
 
     @property
     def file(self) -> Path:
-        """Where the images of these names are kept; when one has changed, they are replaced."""
+        """The file for images of these names; it is replaced when one of them has changed."""
         return cache_folder() / f"images-{self._name.hex()[:16]}.pixels"
 
     def _forecast(self) -> Forecast:
@@ -163,9 +365,9 @@ class ImageCache:
         return Forecast(total * scale, (time.perf_counter() - started) * scale)
 
     def _place(self, forecast: Forecast) -> Place | None:
-        """Memory, a file or neither: as asked for, or whatever pays."""
-        here = forecast.bytes <= self.limit
-        if self.mode == "file" or (self.mode == "memory" and here):
+        """Return where to keep the images: as requested, or wherever it saves time; or None."""
+        fits = forecast.bytes <= self.limit
+        if self.mode == "file" or (self.mode == "memory" and fits):
             return self._shared(self.mode, forecast)
         if self.mode == "memory":
             warn(
@@ -173,15 +375,15 @@ class ImageCache:
                 f" data.cache_gb={self.limit / 1e9:g}: every epoch decodes them again."
             )
             return None
-        dear = forecast.seconds > LONG and forecast.bytes / forecast.seconds < DISK
-        if dear and forecast.bytes <= min(FILE_SHARE * self.limit, _free(self.file.parent) / 2):
+        slow = forecast.seconds > LONG and forecast.bytes / forecast.seconds < DISK
+        if slow and forecast.bytes <= min(FILE_SHARE * self.limit, _free(self.file.parent) / 2):
             return "file"
-        return self._shared("memory", forecast) if here else None
+        return self._shared("memory", forecast) if fits else None
 
     def _shared(self, place: Place, forecast: Forecast) -> Place:
-        """Processes that train together share a file, unless it is hardly worth one."""
-        alone = world_size() == 1 or forecast.bytes < LITTLE
-        return place if alone and hasattr(os, "memfd_create") else "file"
+        """Return "file" if several processes should share the images, unless they are small."""
+        apart = world_size() == 1 or forecast.bytes < LITTLE
+        return place if apart and hasattr(os, "memfd_create") else "file"
 
     def _make(self, place: Place, forecast: Forecast, stop: StopRequest) -> None:
         started = time.monotonic()
@@ -207,9 +409,9 @@ class ImageCache:
     def _decoded(
         self, forecast: Forecast, stop: StopRequest, limit: float = float("inf")
     ) -> Iterator[Decoded]:
-        """All images, part by part, as worker processes or this one decode them."""
-        each = max(TOGETHER / 1024, forecast.bytes / len(self.files))
-        rows = range(0, len(self.files), max(1, int(TOGETHER / each)))
+        """Yield all images, part by part, decoded by worker processes or by this one."""
+        image_bytes = max(TOGETHER / 1024, forecast.bytes / len(self.files))
+        rows = range(0, len(self.files), max(1, int(TOGETHER / image_bytes)))
         jobs = [list(self.files[row : row + rows.step]) for row in rows]
         workers = self.workers if forecast.seconds > ALONE_SECONDS else 0
         pool = WorkerPool(partial(_decode, self.read), workers, torch.device("cpu"))
@@ -228,16 +430,16 @@ class ImageCache:
             pool.close()
 
 
-class _Abandoned(Exception):  # noqa: N818  (no error: nothing is lost)
-    """Somebody wants this process to stop, or the images are larger than foreseen."""
+class _Abandoned(Exception):  # noqa: N818  (not an error: nothing is lost)
+    """This process was asked to stop, or the images are larger than estimated."""
 
 
 _held: dict[bytes, KeptImages] = {}
-"""What this process has in memory, by its mark: a set that is opened again finds it here."""
+"""Images that this process holds in memory, by mark, for sets that are opened again."""
 
 
 def _hold(mark: bytes, kept: KeptImages, limit: float) -> None:
-    """Remember it; the oldest are forgotten where all of them exceed the limit."""
+    """Hold images in memory; drop the oldest ones if together they exceed the limit."""
     _held[mark] = kept
     while len(_held) > 1 and sum(each.bytes for each in _held.values()) > limit:
         del _held[next(iter(_held))]
@@ -245,20 +447,19 @@ def _hold(mark: bytes, kept: KeptImages, limit: float) -> None:
 
 @cache
 def _versions() -> dict[str, str]:
-    """Of the packages that decode and reduce."""
-    found = {}
-    for package in ("pillow", "pillow-heif", "av", "tifffile", "torch"):
+    """Return the versions of the packages that decode and reduce."""
+    versions = {}
+    for package in ("pillow", "pillow-heif", "av", "tifffile", "torch", "torchcodec"):
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            versions[package] = version(package)
+    return versions
 
 
 def _free(folder: Path) -> float:
-    """Bytes on its disk, or where it will be made."""
+    """Return the free bytes on the disk of a folder, which need not exist yet."""
     try:
-        return shutil.disk_usage(
-            next(each for each in [folder, *folder.parents] if each.exists())
-        ).free
+        existing = next(path for path in [folder, *folder.parents] if path.exists())
+        return shutil.disk_usage(existing).free
     except OSError:
         return 0.0
 
@@ -271,15 +472,15 @@ def _read_or_none(read: Read, file: str) -> Tensor | None:
     try:
         return read(file)
     except UnreadableImage:
-        return None  # named and counted by whoever asks for it
+        return None  # whoever needs it reports and counts it
 
 
 @contextmanager
 def _only_process(file: Path, stop: StopRequest) -> Iterator[None]:
-    """Of several processes that want the same file one makes it; the others wait, then find it."""
+    """Let one process make a file; others that want it wait, and find it afterwards."""
     file.parent.mkdir(parents=True, exist_ok=True)
     if rank():
-        time.sleep(1.0)  # rank 0 shows its progress: let it be first
+        time.sleep(1.0)  # rank 0 shows its progress, so it should be first
     with file.with_suffix(".lock").open("a+") as lock:
         while True:
             try:
@@ -289,6 +490,62 @@ def _only_process(file: Path, stop: StopRequest) -> Iterator[None]:
                 if stop:
                     raise _Abandoned from None
                 time.sleep(0.1)
-            except OSError:  # a file system without locks: then several make it, and the last stays
+            except OSError:  # a file system without locks: several make it, and the last one stays
                 break
         yield
+
+
+MISSING = (-1, -1)
+"""State of a file that does not exist."""
+LOOKED_AT, LOOKING = 1000, 16
+"""Files that are looked at together, and threads that look at them."""
+
+
+def file_states(files: Sequence[str]) -> Int64[Tensor, "n 2"]:
+    """Return the size of every file, and the time of its last change in nanoseconds."""
+    return _joined(_look_at(files))
+
+
+def shared_states(files: Sequence[str]) -> Int64[Tensor, "n 2"]:
+    """Return rank 0's `file_states` on every rank.
+
+    A million files on a network disk take minutes, during which rank 0 sends signs of life.
+    """
+    most = agree_on_max(len(files))
+    if most != len(files):
+        raise InputError(
+            f"this process finds {len(files)} images, another one {most}: all processes must see"
+            " the same files."
+        )
+    parts = while_main_works(_look_at(files))
+    return broadcast(_joined(parts) if is_main() else torch.zeros(most, 2, dtype=torch.int64))
+
+
+def _look_at(files: Sequence[str]) -> Iterator[Int64[Tensor, "some 2"]]:
+    """Yield the states part by part, from several threads: network disks answer slowly."""
+    parts = [files[start : start + LOOKED_AT] for start in range(0, len(files), LOOKED_AT)]
+    with ThreadPoolExecutor(LOOKING) as threads:
+        yield from threads.map(_states_of, parts)
+
+
+def _states_of(files: Sequence[str]) -> Int64[Tensor, "some 2"]:
+    states = []
+    for file in files:
+        try:
+            facts = _stat(file)
+        except (OSError, ValueError):  # gone, or a name that only the user's own `read` knows
+            states.append(MISSING)
+        else:
+            states.append((facts.st_size, facts.st_mtime_ns))
+    return torch.tensor(states)
+
+
+def _stat(name: str) -> os.stat_result:
+    try:
+        return os.stat(name)
+    except OSError:
+        return os.stat(source_of(name))  # the video of a frame
+
+
+def _joined(parts: Iterator[Tensor] | list[Tensor]) -> Tensor:
+    return torch.cat([torch.zeros(0, 2, dtype=torch.int64), *parts])

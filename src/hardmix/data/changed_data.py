@@ -1,7 +1,7 @@
-"""Whether the images of a resumed run are those it was started with, and if not, which differ.
+"""Checks whether a resumed run has the same images as before, and if not, which differ.
 
 images.txt.gz in the run's folder has a line for every file: size, tab, path below the common
-folder. Of images held in memory only the fingerprint is known.
+folder. For images held in memory there is only a fingerprint.
 """
 
 import gzip
@@ -14,44 +14,44 @@ from typing import NamedTuple
 from jaxtyping import Int64
 from torch import Tensor
 
-from hardmix.data.file_states import file_states, shared_states
+from hardmix.data.cache import file_states, shared_states
 from hardmix.data.image_files import printable
 from hardmix.data.image_set import ImageSet
-from hardmix.runtime.atomic_files import write_atomically
-from hardmix.runtime.distributed import broadcast_text, is_main
-from hardmix.settings.bounded_files import MOST_LINE, unpacked
+from hardmix.runtime.distributed import broadcast_object, is_main
+from hardmix.runtime.files import MOST_LINE, unpacked, write_atomically
 from hardmix.settings.config import DataConfig
 
 STREAM = "stream in lanes of"
-"""Start of the mark of shards that are a stream; of earlier versions it was "shards"."""
+"""Start of the mark of shards that are a stream; in earlier versions it was "shards"."""
+
 SHOWN = 5
-"""Names in a message."""
+"""Most names in a message."""
 HASHED = 4096
-"""Images held in memory that a fingerprint looks at, at most."""
+"""Most images held in memory that a fingerprint looks at."""
 
 
 class DataRecord(NamedTuple):
-    """What a run remembers of its images."""
+    """Facts about a run's images that it keeps."""
 
     mark: str
-    """What tells one set of images from another."""
+    """Identifies the set of images."""
     sizes: dict[bytes, int] | None
-    """Of every file by its name; known to rank 0, and where there are files."""
+    """Size of every file by its name, on rank 0; None if there are no files."""
 
 
 def record_data(images: ImageSet | None, config: DataConfig) -> DataRecord:
-    """Return a record of the images, made by rank 0; for shards, of their names only.
+    """Return rank 0's record of the images; for shards that are a stream, of their names only.
 
-    Done once, when a run starts, and for the cache of decoded images too: nothing else that starts
-    a run looks at the files again.
+    This looks at all files once, when a run starts, also for the cache of decoded images: nothing
+    else at the start looks at them again.
     """
     if images is None:
         return DataRecord(f"{STREAM} {os.path.basename(config.root or '')}", None)
     sizes = _look_at(images)[:, 0].tolist()
     if not is_main():
-        return DataRecord(broadcast_text(""), None)
-    named = None if images.files is None else dict(zip(_names(images), sizes, strict=True))
-    return DataRecord(broadcast_text(fingerprint(images, sizes)), named)
+        return DataRecord(broadcast_object(""), None)
+    by_name = None if images.files is None else dict(zip(_names(images), sizes, strict=True))
+    return DataRecord(broadcast_object(fingerprint(images, sizes)), by_name)
 
 
 def _look_at(images: ImageSet) -> Int64[Tensor, "n 2"]:
@@ -63,10 +63,10 @@ def _look_at(images: ImageSet) -> Int64[Tensor, "n 2"]:
 
 
 def fingerprint(images: ImageSet, sizes: Iterable[int] | None = None) -> str:
-    """16 hexadecimal digits that change with the data set, yet not when its folder is moved.
+    """Return 16 hexadecimal digits that change with the data set, but not if its folder is moved.
 
-    Of files the names and sizes count, of images in memory the bytes of some thousands. `sizes`:
-    of the files, if they are known already.
+    They depend on the names and sizes of files, or on the bytes of some thousand images in memory.
+    `sizes` are those of the files, if they are known already.
     """
     if sizes is None:
         sizes = file_states(images.files or ())[:, 0].tolist()
@@ -74,8 +74,8 @@ def fingerprint(images: ImageSet, sizes: Iterable[int] | None = None) -> str:
     if images.labels is not None:
         digest.update(images.labels.numpy().tobytes())
     if images.tensor is not None:
-        some = images.tensor[:: max(1, len(images) // HASHED)]
-        digest.update(some.numpy().tobytes())
+        sample = images.tensor[:: max(1, len(images) // HASHED)]
+        digest.update(sample.numpy().tobytes())
     files = images.files or ()
     start = len(os.path.commonpath(files)) if files else 0
     for file, size in zip(files, sizes, strict=True):
@@ -84,14 +84,14 @@ def fingerprint(images: ImageSet, sizes: Iterable[int] | None = None) -> str:
 
 
 def write_list(file: Path, record: DataRecord) -> None:
-    """Remember the files' names and sizes."""
+    """Write the names and sizes of the files."""
     if record.sizes is not None:
         lines = b"\n".join(b"%d\t" % size + name for name, size in record.sizes.items())
         write_atomically(file, gzip.compress(lines, mtime=0))
 
 
 def describe_change(file: Path, record: DataRecord) -> str:
-    """How many files were added, removed or changed since `write_list`, and the first names."""
+    """Say how many files were added, removed or changed since `write_list`, and name the first."""
     if record.mark.startswith(STREAM):
         return "other archives, or a stream that an earlier version read in another order"
     try:
@@ -100,16 +100,16 @@ def describe_change(file: Path, record: DataRecord) -> str:
         kinds = None
     if kinds is None:
         return "a different number of images, or different labels or pixels"
-    said = []
+    changes = []
     for kind, names in kinds.items():
         if names.number:
             shown = ", ".join(printable(os.fsdecode(name)) for name in names.first)
-            said.append(f"{names.number} {kind} ({shown}{', ...' * (names.number > SHOWN)})")
-    return "; ".join(said) or "the same files with different labels or in a different order"
+            changes.append(f"{names.number} {kind} ({shown}{', ...' * (names.number > SHOWN)})")
+    return "; ".join(changes) or "the same files with different labels or in a different order"
 
 
 class _Names:
-    """How many names there are, and the first few in order."""
+    """The number of names, and the first few in order."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -121,7 +121,7 @@ class _Names:
 
 
 def _compare(file: Path, now: dict[bytes, int]) -> dict[str, _Names]:
-    """Compare the files with those that are listed, which are read one by one."""
+    """Compare the files with a list, which is read line by line."""
     added, removed, changed = _Names(), _Names(), _Names()
     unlisted = set(now)
     for name, size in _listed(file):

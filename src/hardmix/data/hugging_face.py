@@ -1,8 +1,8 @@
 """Image sets of Hugging Face's `datasets`: --data.root hf:FOLDER or hf:NAME.
 
-A folder may be what `save_to_disk` wrote, or hold parquet files with the bytes of images, or
-whatever else `load_dataset` reads. Images are decoded by images.py as those of any file; "train[7]"
-is the name of the eighth. Needs the extra `hf`.
+A folder may have been written by `save_to_disk`, contain parquet files with the bytes of images, or
+anything else that `load_dataset` reads. Images are decoded as those of any file (image_files.py).
+"train[7]" is the name of the eighth image. Needs the extra `hf`.
 """
 
 import io
@@ -18,17 +18,17 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from hardmix.data.file_names import FileNames
 from hardmix.data.image_files import UnreadableImage, printable, read_image
-from hardmix.data.image_set import UNKNOWN, ImageSet
+from hardmix.data.image_set import UNKNOWN, FileNames, ImageSet, Split
 from hardmix.errors import InputError
 from hardmix.settings.config import DataConfig
 
 PREFIX = "hf:"
 TESTS = ("test", "validation", "valid", "val")
-"""Splits of test images, the first that is there."""
+"""Names of the split of test images; the first that exists is taken."""
+
 LABELS = ("label", "labels", "class", "fine_label", "coarse_label")
-"""Columns of classes, the first that is there, if no column says itself that it is one."""
+"""Names of the column of classes if none has the type of one; the first that exists is taken."""
 _ROW = re.compile(r"\[(\d+)\]$")
 
 
@@ -37,7 +37,7 @@ def is_hugging_face(root: str | None) -> bool:
     return root is not None and root.startswith(PREFIX)
 
 
-def open_hugging_face(config: DataConfig, split: str) -> ImageSet:
+def open_hugging_face(config: DataConfig, split: Split, seed: int) -> ImageSet:
     """Open the training or the test images of a set."""
     splits = _load(config.root or "")
     name = _split(splits, split)
@@ -62,7 +62,7 @@ def open_hugging_face(config: DataConfig, split: str) -> ImageSet:
     )
 
 
-def has_tests(config: DataConfig) -> bool:
+def has_tests_on_hugging_face(config: DataConfig) -> bool:
     """Return whether the set has test images."""
     return _split(_load(config.root or ""), "test") is not None
 
@@ -71,9 +71,9 @@ def read_row(
     table: Any, column: str, name: str, channels: int, max_pixels: int, reduce: int | None = None
 ) -> UInt8[Tensor, "channels height width"]:
     """Decode the image of a row; raise `UnreadableImage` if that fails."""
-    found = _ROW.search(name)
-    assert found is not None, f"{name} is not a row"
-    value = table[int(found[1])][column]
+    row = _ROW.search(name)
+    assert row is not None, f"{name} is not a row"
+    value = table[int(row[1])][column]
     content = value.get("bytes") if isinstance(value, Mapping) else value
     path = value.get("path") if isinstance(value, Mapping) else None
     if content is None and path is None:
@@ -89,13 +89,13 @@ def _load(root: str) -> Mapping[str, Any]:
     datasets = _datasets()
     try:
         saved = any((Path(place) / file).exists() for file in ("dataset_dict.json", "state.json"))
-        found = datasets.load_from_disk(place) if saved else datasets.load_dataset(place)
-    except Exception as error:  # whatever its readers raise on damaged files or without a network
+        loaded = datasets.load_from_disk(place) if saved else datasets.load_dataset(place)
+    except Exception as error:  # its readers can raise anything on damage or without a network
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise InputError(
             f"data.root={printable(root)} cannot be opened by datasets: {reason}"
         ) from error
-    return found if isinstance(found, Mapping) else {"train": found}
+    return loaded if isinstance(loaded, Mapping) else {"train": loaded}
 
 
 def _datasets() -> Any:
@@ -130,7 +130,7 @@ def _image_column(table: Any, config: DataConfig) -> str:
 
 
 def _undecoded(table: Any, column: str) -> Any:
-    """The table with one column, whose images are bytes."""
+    """Return a table of only this column, with its images as bytes."""
     table = table.select_columns([column])
     datasets = _datasets()
     if isinstance(table.features[column], datasets.Image):
@@ -139,7 +139,7 @@ def _undecoded(table: Any, column: str) -> Any:
 
 
 def _labels(table: Any) -> tuple[Tensor | None, tuple[str, ...] | None]:
-    """Return class numbers and names; numbers that have no names are their own."""
+    """Return class numbers and names; numbers without names are their own names."""
     named = [n for n, f in table.features.items() if isinstance(f, _datasets().ClassLabel)]
     columns = named or [name for name in LABELS if name in table.column_names]
     if not columns:
@@ -148,7 +148,7 @@ def _labels(table: Any) -> tuple[Tensor | None, tuple[str, ...] | None]:
     if named:
         names = tuple(map(str, table.features[columns[0]].names))
         return torch.tensor([UNKNOWN if v is None else int(v) for v in values]), names
-    known = sorted({value for value in values if value is not None})
-    number = {value: place for place, value in enumerate(known)}
+    classes = sorted({value for value in values if value is not None})
+    number = {value: place for place, value in enumerate(classes)}
     labels = [UNKNOWN if value is None else number[value] for value in values]
-    return torch.tensor(labels), tuple(printable(str(value)) for value in known)
+    return torch.tensor(labels), tuple(printable(str(value)) for value in classes)

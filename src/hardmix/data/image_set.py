@@ -1,17 +1,22 @@
-"""Images by number: held in memory, or in files that are decoded when asked for."""
+"""Images by number: held in memory, or in files that are decoded when they are needed."""
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Literal, overload
 
+import numpy as np
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Int, Int64, UInt8
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hardmix.data.cache import ImageCache
-from hardmix.data.file_names import FileNames
 from hardmix.data.image_files import MAX_PIXELS, printable, read_image
 from hardmix.errors import InputError
 from hardmix.runtime.random_numbers import seed_of
+
+Split = Literal["train", "test"]
 
 UNKNOWN = -1
 """The label of an image whose class is not known, in a set where others are."""
@@ -40,9 +45,9 @@ class ImageSet:
     cache: ImageCache | None = None
     """Decoded images of the set that these were selected from."""
     rows: Int[Tensor, " n"] | None = None
-    """Numbers of these images in it; None: they are all of it, in order."""
+    """Numbers of these images in that set; None if they are all of it, in order."""
     state: str = ""
-    """What the pixels depend on besides files: when it changes, decoded images are invalid."""
+    """Other facts that the pixels depend on; when they change, decoded images are invalid."""
 
     def __post_init__(self) -> None:
         if self.files is not None and not isinstance(self.files, FileNames):
@@ -72,9 +77,9 @@ class ImageSet:
         return self.cache.kept.images(rows)
 
     def decode_once(self, epochs: bool = False) -> "ImageSet":
-        """These images, decoded now and kept where data.cache has it so and it pays.
+        """Decode the images now, and keep them if data.cache and the time it takes suggest so.
 
-        A few of many are worth it only for `epochs`, and then without the others.
+        A small part of a set is decoded only if `epochs` of it will be read, and then by itself.
         """
         cache = self.cache
         if cache is None or cache.find():
@@ -118,3 +123,66 @@ class ImageSet:
                 f"{self.name} has no labels: this needs images in folders named by class."
             )
         return self if bool(known.all()) else self.select(known.nonzero().flatten())
+
+
+class FileNames(Sequence[str]):
+    """The names of a million files as two arrays; equal to any other sequence of the same names.
+
+    A tuple of strings takes 120 bytes per name, and worker processes that only read it get a copy
+    of their own, because every string counts its references. Arrays are shared.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        coded = [os.fsencode(name) for name in names]
+        self.text: NDArray[np.uint8] = np.frombuffer(b"".join(coded), dtype=np.uint8)
+        self.ends: NDArray[np.int64] = np.cumsum([len(each) for each in coded], dtype=np.int64)
+
+    @classmethod
+    def of_arrays(
+        cls, text: UInt8[np.ndarray, " bytes"], ends: Int64[np.ndarray, " n"]
+    ) -> "FileNames":
+        """Build from the text of all names, and the place where each ends."""
+        names = cls()
+        names.text, names.ends = text, ends
+        return names
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> "FileNames": ...
+    def __getitem__(self, index: int | slice) -> "str | FileNames":
+        if isinstance(index, slice):
+            return self.select(np.arange(*index.indices(len(self))))
+        place = range(len(self))[index]
+        start = self.ends[place - 1] if place else 0
+        return os.fsdecode(self.text[start : self.ends[place]].tobytes())
+
+    def __iter__(self) -> Iterator[str]:
+        start = 0
+        for end in self.ends.tolist():
+            yield os.fsdecode(self.text[start:end].tobytes())
+            start = end
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, FileNames):
+            same_ends = np.array_equal(self.ends, other.ends)
+            return same_ends and np.array_equal(self.text, other.text)
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]  # like other sequences that are not tuples
+
+    def __repr__(self) -> str:
+        return f"FileNames({list(self[:3])}{', ...' * (len(self) > 3)})"
+
+    def select(self, indices: NDArray[Any] | Tensor) -> "FileNames":
+        """Return the names with these indices, in this order."""
+        chosen = np.asarray(indices)
+        starts = np.append(np.int64(0), self.ends[:-1])[chosen] if len(self) else self.ends[:0]
+        lengths = self.ends[chosen] - starts
+        ends = np.cumsum(lengths, dtype=np.int64)
+        # The place of each byte: the start of its name, and its distance from there.
+        into = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
+        return FileNames.of_arrays(self.text[np.repeat(starts, lengths) + into], ends)

@@ -32,10 +32,10 @@ SPLITS = ("train", "val")
 
 
 def link_imagenet100(imagenet: Path, out: Path) -> dict[str, int]:
-    """Make out/train and out/val of links to the class folders of ImageNet in torchvision's layout.
+    """Fill out/train and out/val with links to class folders of ImageNet in torchvision's layout.
 
-    The links are absolute, so `out` may be moved. Links that are already right are left, so that a
-    second call changes nothing. Return the number of classes linked in each split.
+    The links are absolute, so `out` may be moved. Links that exist are kept, so that a second call
+    changes nothing. Return the number of classes linked in each split.
     """
     imagenet, out = Path(imagenet), Path(out)
     targets = {
@@ -79,13 +79,13 @@ def _check_out(out: Path, targets: Mapping[Path, Path]) -> None:
     if not out.is_dir():
         raise InputError(f"out={out} is a file: name a new or empty folder.")
     folders = [out / split for split in SPLITS]
-    found = [path for path in out.iterdir() if path not in folders or path.is_symlink()]
+    others = [path for path in out.iterdir() if path not in folders or path.is_symlink()]
     for folder in folders:
-        found += [path for path in folder.glob("*") if not _leads_to(path, targets.get(path))]
-    if found:
+        others += [path for path in folder.glob("*") if not _leads_to(path, targets.get(path))]
+    if others:
         raise InputError(
-            f"out={out} already contains {len(found)} other files ({found[0]}, ...): name a new or"
-            " empty folder."
+            f"out={out} already contains {len(others)} other files ({others[0]}, ...): name a new"
+            " or empty folder."
         )
 
 

@@ -1,9 +1,9 @@
-"""Batches of two views for training, and every image once for evaluation.
+"""Batches of views for training, and every image once for evaluation.
 
 Step k of epoch e is the same batch however the loader got there: the order is a function of (seed,
-epoch), a view of (seed, epoch, image), and a process takes its rows of the global batch. Sets held
-in memory are cropped and coloured as whole batches. Files are decoded and cropped by worker
-processes. If a GPU trains, uint8 crops travel and it does the rest; if not, the workers do all.
+epoch), a view of (seed, epoch, image), and each process takes its rows of the global batch. Sets in
+memory are cropped and coloured as whole batches. Files are decoded and cropped by worker processes.
+If a GPU trains, they send it uint8 crops and it does the rest; otherwise they do everything.
 """
 
 import math
@@ -14,25 +14,27 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from hardmix.data.augment import channel_statistics
-from hardmix.data.batches import Batch, Loader, batch_of, rows_of, steps_of
-from hardmix.data.datasets import checked, data_name, open_images
-from hardmix.data.image_ops import normalise
-from hardmix.data.image_set import UNKNOWN, ImageSet
-from hardmix.data.own_views import Pipeline, choose_pipelines, make_own_views
-from hardmix.data.shard_index import is_indexed
-from hardmix.data.shard_loading import ShardLoader
-from hardmix.data.view_kinds import ViewKind, ViewMaker, check_own_pipelines, usual_views
-from hardmix.data.worker_count import WorkerChoice, choose_workers
-from hardmix.data.worker_reads import (
+from hardmix.data.batches import (
+    Batch,
+    Loader,
     ReadImages,
+    batch_of,
     check_unreadable,
     finished_views,
     first_readable,
     read_evaluation,
     read_views,
+    rows_of,
+    steps_of,
 )
-from hardmix.data.workers import WorkerPool
+from hardmix.data.colours import channel_statistics, normalise
+from hardmix.data.image_set import UNKNOWN, ImageSet
+from hardmix.data.own_views import Pipeline, choose_pipelines, make_own_views
+from hardmix.data.shard_streams import ShardLoader
+from hardmix.data.shards import is_indexed
+from hardmix.data.sources import checked, data_name, open_images
+from hardmix.data.views import ViewKind, ViewMaker, check_own_pipelines, usual_views
+from hardmix.data.workers import WorkerChoice, WorkerPool, choose_workers
 from hardmix.runtime.console import say
 from hardmix.runtime.device import send
 from hardmix.runtime.distributed import rank, world_size
@@ -41,10 +43,10 @@ from hardmix.runtime.profile import timed, timed_beside, timed_each
 from hardmix.runtime.random_numbers import permutation, seed_of
 from hardmix.settings.config import DataConfig, TrainConfig
 from hardmix.settings.named_choices import Shuffle
-from hardmix.settings.roots import is_command
+from hardmix.settings.saved import is_command
 
 BLOCK, TOGETHER = 1024, 16
-"""Images of a block, and blocks that are shuffled together, with data.shuffle=blocks."""
+"""Images in a block, and blocks that are shuffled together, for data.shuffle=blocks."""
 
 
 def open_loader(
@@ -57,11 +59,17 @@ def open_loader(
     labelled: bool = False,
     rank_and_size: tuple[int, int] | None = None,
 ) -> tuple[ImageSet | None, Loader]:
-    """The data set of a run (none for shards, which are a stream) and its loader on this rank.
+    """Return a run's data set (None for shards that are a stream) and its loader on this rank.
 
-    `own` is your own image set, used instead of a named one; `pipeline` makes views instead of
-    data.augmentation. `labelled` leaves out images whose class is unknown,
-    where others have one. `rank_and_size` stands for this process's place among others.
+    Args:
+        data: settings of the images.
+        train: settings of training.
+        device: the device that trains.
+        views: number of views of an image, or their kinds.
+        own: your own image set, used instead of a named one.
+        pipeline: your own function that makes views, used instead of data.augmentation.
+        labelled: leave out images without a class if others have one.
+        rank_and_size: this process's place among others, if not that of torch.distributed.
     """
     kinds = usual_views(views) if isinstance(views, int) else tuple(views)
     pipelines = choose_pipelines(data, pipeline, sum(kind.number for kind in kinds))
@@ -79,10 +87,10 @@ def open_loader(
     else:
         images = checked(own, data, train.seed)
     if labelled and images.labels is not None:
-        known = images.labelled()
-        if len(known) < len(images):
-            say(f"Training on the {len(known)} of {len(images)} images whose class is known.")
-        images = known
+        with_class = images.labelled()
+        if len(with_class) < len(images):
+            say(f"Training on the {len(with_class)} of {len(images)} images whose class is known.")
+        images = with_class
     loader = ViewLoader(
         images,
         *options,
@@ -90,7 +98,7 @@ def open_loader(
         parts=train.accumulate,
         pipelines=pipelines,
     )
-    if pipelines is not None:  # wrong ones are said now, not by a worker process later
+    if pipelines is not None:  # errors are raised now, not later in a worker process
         first = torch.tensor([first_readable(images)])
         image = images.image(int(first))
         make_own_views([image], first, pipelines, data, train.seed, 0)
@@ -98,12 +106,12 @@ def open_loader(
 
 
 class ViewLoader:
-    """Two views of every image, in a new order each epoch; what does not fill a batch is left out.
+    """Views of every image, in a new order each epoch.
 
-    With `views=1`, for training on labels, the key is the query. With `keep_last` what does not
-    fill a batch is a smaller one. An unreadable image is replaced by the next readable one;
-    `unreadable` tells which and why, of those that this rank has met, and more than
-    data.max_unreadable stop the run.
+    Images that do not fill a batch are left out, or with `keep_last` make a smaller one. With
+    `views=1`, for training on labels, the key is the query. An unreadable image is replaced by the
+    next readable one; `unreadable` has those that this rank has met and the reasons, and more of
+    them than data.max_unreadable stop the run.
     """
 
     def __init__(
@@ -125,25 +133,27 @@ class ViewLoader:
             self.steps_per_epoch = math.ceil(len(images) / batch_size)
         kinds = usual_views(views) if isinstance(views, int) else views
         self._maker, self._pipelines = ViewMaker(kinds, config, seed), pipelines
-        self._coloured_on = torch.device("cpu") if self._maker.on_cpu else device
+        self._coloured_on = self._maker.coloured_on(device)
         self.images, self.config, self.seed, self.device = images, config, seed, device
         self.batch_size, self._rows = batch_size, rows_of(rank, world_size, batch_size, parts)
         self.unreadable: dict[int, str] = {}
+        self._prepared = False
         self._pool: WorkerPool[tuple[int, list[int]], ReadImages] | None = None
 
     def prepare(self) -> None:
-        """Decode the images to be cached, so that the first batch does not wait for them."""
-        self.images = self.images.decode_once(epochs=True)
+        """Decode the images to be cached, once, so that the first batch does not wait for them."""
+        if not self._prepared:
+            self._prepared = True
+            self.images = self.images.decode_once(epochs=True)
 
     @cached_property
     def workers(self) -> WorkerChoice:
         """How many processes read images, chosen when the images are prepared."""
         if self.images.tensor is not None and self._pipelines is None:
             return choose_workers(None, self.device, held=True)
-        few = list(range(min(len(self.images), len(self._rows))))
-        held = self._pipelines is None and self.images.together(few) is not None
-        item = 4 if self._coloured_on.type == "cpu" else 1
-        sent = self._maker.numbers_of(self.config.channels) * len(self._rows) * item
+        first = list(range(min(len(self.images), len(self._rows))))
+        held = self._pipelines is None and self.images.together(first) is not None
+        sent = self._maker.batch_bytes(len(self._rows), self.device)
         return choose_workers(self.config.workers, self.device, held, sent)
 
     def reading(self) -> str:
@@ -158,7 +168,7 @@ class ViewLoader:
         steps = [
             ids[self._rows[self._rows < len(ids)]]
             for ids in batches[first_step : self.steps_per_epoch]
-            if len(ids) > self._rows[0]  # of a last, smaller batch a rank may have nothing
+            if len(ids) > self._rows[0]  # a rank may have no row of a last, smaller batch
         ]
         if self.images.tensor is None or self._pipelines is not None:
             yield from self._from_files(epoch, steps)
@@ -167,12 +177,12 @@ class ViewLoader:
             with timed("decode"):
                 pixels = send(self.images.tensor[ids], self._coloured_on)
             with timed("augment"):
-                made = self._maker.make(pixels, ids, epoch)
-                views = [send(view, self.device) for view in made]
+                coloured = self._maker.make(pixels, ids, epoch)
+                views = [send(view, self.device) for view in coloured]
             yield batch_of(views, labels_of(self.images, ids), ids)
 
     def sizes(self, step: int) -> tuple[int, int]:
-        """Return the images of a step on this rank, and on all; with `keep_last` they vary."""
+        """Return the number of images of a step on this rank and on all; see `keep_last`."""
         whole = min(self.batch_size, len(self.images) - step * self.batch_size)
         return int((self._rows < whole).sum()), whole
 
@@ -202,8 +212,8 @@ class ViewLoader:
 def epoch_order(seed: int, epoch: int, number: int, shuffle: Shuffle) -> Int64[Tensor, " images"]:
     """Return the order of an epoch, a function of (seed, epoch).
 
-    In blocks, neighbours on the disk are read at about the same time: the blocks are shuffled, then
-    the images of each 16 of them.
+    With blocks, neighbours on the disk are read at about the same time: blocks are shuffled, then
+    the images of every 16 of them.
     """
     if shuffle == "full":
         return permutation(seed, epoch, number)
@@ -233,10 +243,10 @@ def evaluation_batches(
     None,
     None,
 ]:
-    """Images (evaluation crop, normalised), labels and ids: every image once, in order.
+    """Yield every image once, in order: evaluation crops, normalised, with labels and ids.
 
-    Images are on the device, labels and ids on the host.
-    Unreadable ones are missing from the ids; more than `max_unreadable` of all raise InputError.
+    Images are on the device, labels and ids on the host. Unreadable images are missing from the
+    ids; more than a share of `max_unreadable` raise InputError.
     """
     images.decode_once()
     mean, std = channel_statistics(images.channels)
@@ -256,5 +266,5 @@ def evaluation_batches(
 
 
 def labels_of(images: ImageSet, ids: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
-    """Their classes, UNKNOWN where there are none."""
+    """Return the classes of images, UNKNOWN for those without."""
     return torch.full_like(ids, UNKNOWN) if images.labels is None else images.labels[ids]

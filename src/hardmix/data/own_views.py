@@ -1,8 +1,8 @@
-"""Views by your own pipeline: torchvision v2, albumentations, or any function.
+"""Views from your own pipeline: torchvision v2, albumentations, or any function.
 
-It is applied once for each view, with random numbers that are a function of (seed, epoch, image,
-view): those of torch, NumPy and Python are seeded before it. uint8 that comes out is scaled and
-normalised as evaluation does it; floats are taken as they are.
+It is called once per view. The generators of torch, NumPy and Python are seeded before each call,
+so that a view is a function of (seed, epoch, image, view). A result in uint8 is scaled and
+normalised as in evaluation; floats are used as they are.
 """
 
 import random
@@ -16,15 +16,14 @@ from jaxtyping import Float32, Int64, UInt8
 from PIL import Image
 from torch import Tensor
 
-from hardmix.data.augment import channel_statistics
-from hardmix.data.image_ops import normalise
+from hardmix.data.colours import channel_statistics, normalise
 from hardmix.errors import InputError
 from hardmix.runtime.own_code import call_own, load_own
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.config import DataConfig
 
 Pipeline = Callable[..., Any]
-"""From an image, uint8 (channels, height, width), to a view of it, (channels, size, size)."""
+"""Function from an image, uint8 (channels, height, width), to a view, (channels, size, size)."""
 
 OWN_VIEWS = "own"
 """The value of data.views if the program passed its own pipeline."""
@@ -33,7 +32,7 @@ OWN_VIEWS = "own"
 def choose_pipelines(
     config: DataConfig, own: Pipeline | Sequence[Pipeline] | None, views: int
 ) -> tuple[Pipeline, ...] | None:
-    """One for every view, where the program or data.views gives any; else None."""
+    """Return a pipeline for every view if the program or data.views gives one, otherwise None."""
     if own is None and config.views == OWN_VIEWS:
         raise InputError(
             "data.views=own means a pipeline that was passed by a program: pass it again, as"
@@ -44,13 +43,13 @@ def choose_pipelines(
     if own is None:
         make = load_own(config.views or "", "data.views")
         own = call_own(make, "data.views", image_size=config.image_size, channels=config.channels)
-    each: tuple[Any, ...] = tuple(own) if isinstance(own, list | tuple) else (own,) * views
-    if len(each) != views or not all(callable(pipeline) for pipeline in each):
+    pipelines: tuple[Any, ...] = tuple(own) if isinstance(own, list | tuple) else (own,) * views
+    if len(pipelines) != views or not all(callable(pipeline) for pipeline in pipelines):
         raise InputError(
             f"data.views gives {own!r}: it must be a callable that makes a view of an image, or a"
             f" list of {views}, one for each view."
         )
-    return each
+    return pipelines
 
 
 def make_own_views(
@@ -61,7 +60,7 @@ def make_own_views(
     seed: int,
     epoch: int,
 ) -> Float32[Tensor, "views batch channels size size"]:
-    """Every view of these images."""
+    """Return every view of these images."""
     size = config.image_size
     views = torch.empty(len(pipelines), len(images), config.channels, size, size)
     with _randomness_kept():
@@ -75,10 +74,10 @@ def make_own_views(
 def _one_view(pipeline: Pipeline, image: Tensor, config: DataConfig) -> Tensor:
     try:
         if _is_albumentations(pipeline):
-            made = pipeline(image=image.permute(1, 2, 0).contiguous().numpy())["image"]
+            result = pipeline(image=image.permute(1, 2, 0).contiguous().numpy())["image"]
         else:
-            made = pipeline(image)
-        view = _as_tensor(made)
+            result = pipeline(image)
+        view = _as_tensor(result)
     except Exception as error:
         raise InputError(
             f"data.views: {_name(pipeline)} failed on an image of shape {tuple(image.shape)} with"
@@ -96,12 +95,14 @@ def _one_view(pipeline: Pipeline, image: Tensor, config: DataConfig) -> Tensor:
     return normalise(view[None].float().div_(255), mean, std)[0]
 
 
-def _as_tensor(made: Any) -> Tensor:
-    if isinstance(made, Tensor):
-        return made.as_subclass(Tensor)
-    array = np.asarray(made) if isinstance(made, Image.Image) else made
+def _as_tensor(result: Any) -> Tensor:
+    if isinstance(result, Tensor):
+        return result.as_subclass(Tensor)
+    array = np.asarray(result) if isinstance(result, Image.Image) else result
     if not isinstance(array, np.ndarray):
-        raise TypeError(f"it returned a {type(made).__name__}, not a tensor, an array or an image")
+        raise TypeError(
+            f"it returned a {type(result).__name__}, not a tensor, an array or an image"
+        )
     return torch.from_numpy(np.atleast_3d(array).copy()).permute(2, 0, 1)
 
 
@@ -109,8 +110,8 @@ def _seed(pipeline: Pipeline, seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    if _is_albumentations(pipeline):  # it has generators of its own
-        # One for all of its steps: each with a generator of the same seed would draw the same.
+    if _is_albumentations(pipeline):  # it has its own generators
+        # One for all of its steps: generators of the same seed would draw the same numbers.
         pipeline.set_random_state(np.random.default_rng(seed), random.Random(seed))  # type: ignore[attr-defined]
 
 
@@ -124,11 +125,11 @@ def _name(pipeline: Pipeline) -> str:
 
 @contextmanager
 def _randomness_kept() -> Iterator[None]:
-    """Leave the program's random number generators as if nothing had been drawn."""
-    torchs, numpys, pythons = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    """Restore the program's random number generators when the context ends."""
+    of_torch, of_numpy, of_python = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield
     finally:
-        torch.set_rng_state(torchs)
-        np.random.set_state(numpys)
-        random.setstate(pythons)
+        torch.set_rng_state(of_torch)
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)

@@ -1,12 +1,12 @@
-"""An embedded data set: images of one form each, told apart by its outline and nothing else.
+"""An embedded data set: each image shows one form, and only the outline tells forms apart.
 
-An image repeats its form on a tilted lattice; colour, size, place and turn differ from cell to
+An image repeats its form on a tilted lattice. Colour, size, place and turn differ from cell to
 cell, so that two crops of an image share the form and little else. (One large form per image was
-tried first: in 12 epochs contrastive learning got no further than an untrained network.)
+tried first: after 12 epochs, contrastive learning was no better than an untrained network.)
 
-Images are drawn in blocks, each from a generator of its own: image i depends on (seed, split, i),
-never on how many are drawn. A form is a signed distance to its outline, negative inside, in a disc
-of radius 1 with y pointing up; a pixel nearer than half its width is partly covered.
+Images are drawn in blocks, each with its own generator: image i depends on (seed, split, i), not on
+how many are drawn. A form is a signed distance to its outline, negative inside, in a disc of radius
+1 with y pointing up; a pixel that is nearer than half its width is partly covered.
 """
 
 import hashlib
@@ -14,7 +14,6 @@ import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -22,27 +21,29 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from hardmix.data.kept_images import cache_folder
+from hardmix.data.cache import cache_folder
+from hardmix.data.image_set import Split
 from hardmix.errors import InputError
 from hardmix.runtime.random_numbers import seed_of
 
-Split = Literal["train", "test"]
 Field = Float[Tensor, "block height width"]
+
 Bands = Float[Tensor, "block bands height width"]
 Outline = Callable[[Tensor, Tensor], Tensor]
 
 BLOCK = 240
-"""Images drawn at a time: a multiple of the number of classes."""
+"""Images that are drawn together, a multiple of the number of classes."""
 
-# How much of everything, chosen so that raw pixels fail and networks do not. With 10,000 images to
-# learn from at 32 pixels, k-NN on raw pixels gets 0.13 of the test images right, on the untrained
-# `small` network 0.24, after 20 epochs of MoCo-v2 0.78 (seed 0); a ConvNet with labels 0.999.
+# These amounts are chosen so that raw pixels fail and networks do not. With 10,000 training images
+# at 32 pixels, the k-NN accuracy is 0.13 with raw pixels, 0.24 with the untrained `small` network,
+# and 0.78 after 20 epochs of MoCo-v2 (seed 0); a ConvNet with labels reaches 0.999.
 # Lengths are in halves of the image's width; colours go from 0 to 1.
 CELL = (0.75, 1.05)
 SIZE = (0.85, 1.0)
 TURN = 25.0
 BRIGHTNESS = (0.44, 0.56)
 CONTRAST = (0.35, 0.45)
+
 HUE = 0.08
 TEXTURE = 0.06
 GRAIN = 0.06
@@ -51,7 +52,7 @@ GRAIN = 0.06
 def draw_shapes(
     num_images: int, image_size: int = 32, seed: int = 0, split: Split = "train"
 ) -> tuple[UInt8[Tensor, "n 3 size size"], Int[Tensor, " n"]]:
-    """Images and their labels, the classes in turn; the first n of any longer drawing."""
+    """Return images and labels, the classes in turn: the first n of any longer drawing."""
     if num_images < 1:
         raise InputError(f"num_images={num_images} is below 1: nothing would be drawn.")
     blocks = range(math.ceil(num_images / BLOCK))
@@ -62,7 +63,7 @@ def draw_shapes(
 def cached_shapes(
     num_images: int, image_size: int = 32, seed: int = 0, split: Split = "train"
 ) -> tuple[UInt8[Tensor, "n 3 size size"], Int[Tensor, " n"]]:
-    """The same, kept in $XDG_CACHE_HOME/hardmix (or ~/.cache/hardmix) for the next time."""
+    """Return the same as `draw_shapes`, from the cache folder if they were drawn before."""
     file = _cache_file(num_images, image_size, seed, split)
     labels = torch.arange(num_images) % len(CLASSES)
     try:
@@ -70,20 +71,20 @@ def cached_shapes(
         if images.dtype == torch.uint8 and images.shape == (num_images, 3, image_size, image_size):
             return images, labels
     except (OSError, ValueError, EOFError):
-        pass  # not there yet, or damaged
+        pass  # not drawn yet, or damaged
     images, labels = draw_shapes(num_images, image_size, seed, split)
     _keep(file, images)
     return images, labels
 
 
 def _cache_file(num_images: int, image_size: int, seed: int, split: Split) -> Path:
-    """Named by everything the images depend on, this file's text included."""
+    """Return a file named by everything that the images depend on, including this source file."""
     text = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
     return cache_folder() / f"shapes-{text}-{split}-{seed}-{num_images}x{image_size}.npy"
 
 
 def _keep(file: Path, images: Tensor) -> None:
-    """Write all or nothing; where that is not allowed, the images will be drawn again."""
+    """Write the file completely or not at all; if that fails, images will be drawn again."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=file.parent) as folder:
@@ -105,7 +106,7 @@ class _Draws:
         return low + (high - low) * torch.rand(BLOCK, *shape, generator=self.generator)
 
     def smooth(self, low: float, high: float, bands: int, points: int, image_size: int) -> Bands:
-        """Clouds: random numbers at points x points places, and what lies between them."""
+        """Return clouds: random numbers at points x points places, interpolated."""
         table = self.uniform(low, high, bands, points, points)
         size = (image_size, image_size)
         clouds: Bands = interpolate(table, size, mode="bilinear", align_corners=True)
@@ -113,12 +114,12 @@ class _Draws:
 
 
 class _Lattice:
-    """Square cells, tilted and moved at random, and random numbers that hold for a whole cell.
+    """Square cells, tilted and moved at random, and random numbers that are constant in a cell.
 
-    `right` and `up` count cells over the whole image, `x` and `y` go from -1 to 1 within each.
+    `right` and `up` count cells over the whole image, `x` and `y` go from -1 to 1 within a cell.
     """
 
-    SIDE = 6  # cells that an image may meet in one direction, at the smallest width and any tilt
+    SIDE = 6  # most cells of an image in one direction, at the smallest width and any tilt
 
     def __init__(self, draws: _Draws, image_size: int) -> None:
         steps = (torch.arange(image_size) + 0.5) / image_size * 2 - 1
@@ -134,24 +135,24 @@ class _Lattice:
         self.draws, self.image_size = draws, image_size
 
     def bands(self, low: float, high: float, bands: int) -> Bands:
-        """Numbers for each cell, at each of its pixels."""
+        """Return numbers for each cell, at each of its pixels."""
         table = self.draws.uniform(low, high, bands, self.SIDE**2)
         pixels = table.gather(2, self.cell[:, None].expand(-1, bands, -1))
         return pixels.view(BLOCK, bands, self.image_size, self.image_size)
 
     def uniform(self, low: float, high: float) -> Field:
-        """One number for each cell, at each of its pixels."""
+        """Return one number for each cell, at each of its pixels."""
         return self.bands(low, high, 1)[:, 0]
 
     def sign(self) -> Field:
-        """-1 or 1 for each cell."""
+        """Return -1 or 1 for each cell."""
         return self.uniform(-1, 1).sign()
 
 
 def _draw_block(
     block: int, image_size: int, seed: int, split: Split
 ) -> UInt8[Tensor, "block 3 size size"]:
-    """Forms over a ground; the brightness of each differs from the ground beneath it."""
+    """Draw forms over a ground; the brightness of each differs from the ground beneath it."""
     draws = _Draws(seed, split, block)
     lattice = _Lattice(draws, image_size)
     inside = _inside(lattice)[:, None]
@@ -166,7 +167,7 @@ def _draw_block(
 
 
 def _inside(lattice: _Lattice) -> Field:
-    """The share of each pixel that a form covers."""
+    """Return the share of each pixel that a form covers."""
     size, turn = lattice.uniform(*SIZE), lattice.uniform(-TURN, TURN).deg2rad()
     x = lattice.x - (1 - size) * lattice.uniform(-1, 1)
     y = lattice.y - (1 - size) * lattice.uniform(-1, 1)
@@ -182,13 +183,13 @@ def _inside(lattice: _Lattice) -> Field:
 
 
 def _hue(colour: Bands) -> Bands:
-    """A colour without its brightness, so that the contrast of form and ground stays as drawn."""
+    """Remove the brightness of a colour, so that form and ground keep the contrast drawn."""
     weights = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
     return colour - (colour * weights).sum(dim=1, keepdim=True)
 
 
 def _texture(draws: _Draws, lattice: _Lattice) -> Bands:
-    """Stripes, checks or clouds: one of them for each image, more or less of it."""
+    """Draw stripes, checks or clouds, one of them for each image, with a random strength."""
     angle, phase = draws.uniform(0, math.pi, 1, 1), draws.uniform(0, 2 * math.pi, 1, 1)
     frequency = draws.uniform(6, 14, 1, 1)
     x = frequency * (lattice.right * angle.cos() + lattice.up * angle.sin())
@@ -202,7 +203,7 @@ def _texture(draws: _Draws, lattice: _Lattice) -> Bands:
 
 
 def _polygon(*corners: tuple[float, float]) -> Outline:
-    """Distance to the nearest edge, with a sign by the even-odd rule; shrunk to fit the disc."""
+    """Return the distance to a polygon that fits the disc, with a sign by the even-odd rule."""
     reach = max(math.hypot(*corner) for corner in corners)
     points = [(x / reach, y / reach) for x, y in corners]
 
@@ -244,7 +245,7 @@ def _bars(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _heart(x: Tensor, y: Tensor) -> Tensor:
-    """Two half discs on a square that stands on its corner (Quilez's formula)."""
+    """Return the distance to two half discs on a square that stands on its corner (Quilez)."""
     x, y = 0.64 * x.abs(), 0.64 * y + 0.63
     lobe = torch.hypot(x - 0.25, y - 0.75) - math.sqrt(2) / 4
     foot = 0.5 * (x + y).clamp(min=0)
@@ -268,7 +269,7 @@ OUTLINES: dict[str, Outline] = {
     "angle": _polygon((-8, -8), (8, -8), (8, -3), (-3, -3), (-3, 8), (-8, 8)),
     "hourglass": _polygon((-8, -9), (8, -9), (1, 0), (8, 9), (-8, 9), (-1, 0)),
 }
-"""The forms in the order of the labels."""
+"""Distances to the forms, in the order of the labels."""
 
 CLASSES: tuple[str, ...] = tuple(OUTLINES)
-"""Their names."""
+"""Names of the classes."""

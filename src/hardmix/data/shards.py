@@ -1,249 +1,381 @@
-"""WebDataset archives behind a pipe or a URL: a stream, which cannot be indexed.
+"""WebDataset archives on a disk as images by number; their members are indexed once.
 
-Archives are dealt to lanes, and a row of the batch always takes from the same lane. So the images
-of a step are a function of (seed, epoch, step, row), with any number of processes and workers, and
-each reads only the lanes of its rows. What is not exact is the epoch: a lane that holds more images
-than others leaves some out, one that holds fewer repeats some.
+A tar file has no table of contents, but each member is in one piece. The index says where, so that
+any process can read images in any order, by `pread`. It is kept in the cache folder, and made again
+if an archive has another size or time. "a-00.tar!cat.jpg@0:1536+2048" is the name of an image:
+archive and member for people; number of the archive, offset and size for the reader.
 
-Needs the extra `shards`. Members are read as bytes and decoded by image_files.py; webdataset's
-own decoders are not used because they would unpickle. A root "pipe:COMMAND" runs the command.
+An archive from elsewhere may name a billion files in a few characters, claim a size that it does
+not have, or be a small compressed file that unpacks to a huge one. Whatever would fill the memory
+or never end is refused with a message.
+
+webdataset's own index (wids) does not serve here. Every process reads all headers again, labels are
+not indexed, long names are cut, a changed archive is not noticed, members named .pkl are unpickled,
+and a memory map kills the process if an archive is cut off.
 """
 
+import fcntl
+import hashlib
 import io
+import itertools
 import os
-import random
 import re
 import tarfile
-from collections import deque
-from collections.abc import Generator, Iterator
-from contextlib import closing
-from importlib import import_module
-from types import ModuleType
-from typing import Any
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from jaxtyping import UInt8
+from numpy.typing import NDArray
 from torch import Tensor
 
-from hardmix.data.image_files import IMAGE_SUFFIXES, UnreadableImage, read_image
-from hardmix.data.shard_limits import (
-    MOST_BYTES,
-    BoundedMember,
-    check_names,
-    check_size,
-    label_of,
-)
+from hardmix.data.cache import cache_folder
+from hardmix.data.image_files import IMAGE_SUFFIXES, UnreadableImage, printable, read_image
+from hardmix.data.image_set import FileNames, ImageSet
 from hardmix.errors import InputError
-from hardmix.runtime.random_numbers import seed_of
+from hardmix.runtime.console import progress, warn
+from hardmix.runtime.files import write_atomically
 from hardmix.settings.config import DataConfig
 
-BUFFER, LEAST_BUFFER = 1000, 16
-"""Images, still encoded, among which the next ones are drawn: in all lanes, and in each."""
-MOST_HELD = 2**32
-"""Bytes of these images, in all lanes."""
-MOST_LANES = 32
-"""Archives that are read at a time. More processes than lanes share them."""
-MOST_TRIED = 1000
-"""Unreadable images one after another that are one too many."""
+MOST_SHARDS = 1_000_000
+"""Most archives that a root may name."""
+MOST_BRACES = 64
+"""Most pairs of braces in a root."""
+MOST_DIGITS = 40
+"""Most characters of two numbers in braces."""
+MOST_CLASSES = 1_000_000
+"""Labels are below this, because a class takes memory even if it has no image."""
+MOST_BYTES = 2**29
+"""Most bytes of an encoded image in an archive, together with its other files."""
+MOST_HEADER = 2**20
+"""Most bytes of a header in an archive: names and attributes."""
 
-_META = re.compile(r"__[^/]*__($|/)")
-"""Members that webdataset keeps for itself."""
-
-ShardImage = tuple[UInt8[Tensor, "channels height width"], int, int]
-"""Image, label (-1 where unknown) and id."""
-
-
-def is_shards(root: str) -> bool:
-    """Whether a root names archives: 'a.tar', 'a-{000..099}.tar' or 'pipe:COMMAND'."""
-    if os.path.isdir(root):
-        return False
-    return (
-        ".tar" in os.path.basename(root)
-        or root.startswith("pipe:")
-        or bool(re.search(r"\{.*\.\..*\}", root))
-    )
+BRACES = re.compile(r"\{([^{}]*)\}")
+_NUMBERS = re.compile(r"-?(\d+)\.\.-?(\d+)(\.\..*)?")
+_LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(\.\..*)?")
+_LONG_HEADERS = {
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+}
 
 
-def archives_of(config: DataConfig) -> list[str]:
-    """Return the archives, URLs or commands that data.root names, in its order."""
-    root = config.root or ""
-    if config.num_images is None:
+def check_names(root: str) -> None:
+    """Raise InputError if the braces of a root name too many archives."""
+    total = 0
+    for part in root.split("::"):
+        number, pairs, braces = 1, 0, BRACES.search(part)
+        while braces is not None and number <= MOST_SHARDS and pairs <= MOST_BRACES:
+            number, pairs = number * _choices(braces[1]), pairs + 1
+            part = f"{part[: braces.start()]}_{part[braces.end() :]}"  # braces may be nested
+            braces = BRACES.search(part)
+        total += number
+        if total > MOST_SHARDS or pairs > MOST_BRACES:
+            raise InputError(
+                f"data.root={_start(root)} names more than {MOST_SHARDS:,} shards, or has more than"
+                f" {MOST_BRACES} pairs of braces: name fewer."
+            )
+
+
+def _choices(text: str) -> int:
+    """Return the most texts that braces can stand for."""
+    numbers, letters = _NUMBERS.fullmatch(text), _LETTERS.fullmatch(text)
+    if numbers and len(text) > MOST_DIGITS:
+        return MOST_SHARDS + 1
+    if numbers:
+        first, last = text.split("..")[:2]
+        return abs(int(last) - int(first)) + 1
+    if letters:
+        return abs(ord(letters[2]) - ord(letters[1])) + 1
+    return text.count(",") + 1
+
+
+def label_of(text: bytes, name: str) -> int:
+    """Return the label in a file of an archive."""
+    try:
+        label = int(text[: MOST_DIGITS + 1])
+    except ValueError:
+        label = MOST_CLASSES
+    if not -1 <= label < MOST_CLASSES:
         raise InputError(
-            f"data.num_images is not set, and shards do not record how many images they hold: count"
-            f" those of data.root={root}."
+            f"{printable(name)} holds {_start(repr(text[:80]))}: a label must be an integer from 0"
+            f" to {MOST_CLASSES - 1}."
         )
+    return label
+
+
+class BoundedMember(tarfile.TarInfo):
+    """A member of an archive, whose long headers are limited in size."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "BoundedMember":
+        """Read a header of 512 bytes, and check the size of a longer one that follows it."""
+        member = super().frombuf(buf, encoding, errors)
+        if member.type in _LONG_HEADERS and member.size > MOST_HEADER:
+            raise tarfile.ReadError(
+                f"a header claims {member.size:,} bytes, more than {MOST_HEADER:,}"
+            )
+        return member
+
+
+def check_size(member: tarfile.TarInfo, most: int | None = None) -> None:
+    """Raise ReadError if a member's size is negative, or exceeds `most` bytes."""
+    if member.size < 0 or (most is not None and member.size > most):
+        limit = "0 or more are possible" if member.size < 0 else f"at most {most:,} are read"
+        name = _start(printable(member.name))
+        raise tarfile.ReadError(f"its member {name} claims {member.size:,} bytes: {limit}")
+
+
+def _start(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+FORMAT = 1
+CHECKSUM = 32
+"""Bytes of the sha256 before the arrays of an index."""
+MOST_OPEN = 64
+"""Most archives that a process keeps open."""
+_PLACE = re.compile(r"@(\d+):(\d+)\+(\d+)$")
+
+
+class Shard(NamedTuple):
+    """An archive as it was indexed."""
+
+    path: str
+    size: int
+    time: int
+    """Time of its last change, in nanoseconds."""
+
+
+class Members(NamedTuple):
+    """The images of all archives."""
+
+    names: FileNames
+    labels: NDArray[np.int64]
+    """-1 for unknown ones."""
+
+
+def is_indexed(root: str) -> bool:
+    """Return whether shards can be indexed: only files on a disk that are not compressed."""
+    stream = root.startswith("pipe:") or "://" in root
+    return not stream and all(name.endswith(".tar") for name in expand(root))
+
+
+def expand(root: str) -> list[str]:
+    """Return the files that a root names: 'a-{000..099}.tar', '{a,b}.tar', 'a.tar::b.tar'."""
     check_names(root)
-    try:
-        found: list[str] = _webdataset().shardlists.expand_urls(root)
-    except ValueError as error:  # braces that are not closed
-        raise InputError(f"data.root={root} cannot be expanded: {error}.") from error
-    return found
+    return [name for part in root.split("::") for name in _expand(part)]
 
 
-def number_of_lanes(archives: int, rows: int) -> int:
-    """Return into how many lanes archives are dealt, for batches of so many rows.
+def _expand(text: str) -> list[str]:
+    braces = BRACES.search(text)
+    if braces is None:
+        return [os.path.expanduser(text)]
+    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", braces[1])
+    choices = braces[1].split(",")
+    if numbers:
+        first, last = int(numbers[1]), int(numbers[2])
+        width = len(numbers[1])
+        choices = [f"{number:0{width}d}" for number in range(first, last + 1)]
+    head, tail = text[: braces.start()], text[braces.end() :]
+    return [name for choice in choices for name in _expand(f"{head}{choice}{tail}")]
 
-    A batch takes the same number of images from every lane, so lanes should hold about as many: the
-    number divides that of the archives, or is a sixteenth of it or less.
-    """
-    possible = range(min(archives, rows, MOST_LANES), 0, -1)
-    return next(
-        lanes
-        for lanes in possible
-        if rows % lanes == 0 and (archives % lanes == 0 or 16 * lanes <= archives)
+
+def open_shard_set(root: str, config: DataConfig, number_of_classes: int = 0) -> ImageSet:
+    """Return the images of archives, with at least `number_of_classes`, those in training."""
+    shards = _states(expand(root))
+    members = read_index(shards) or make_index(shards)
+    classes = max(number_of_classes, int(members.labels.max(initial=-1)) + 1)
+    reduce = 2 * config.image_size if config.reduce else None
+    return ImageSet(
+        printable(root),
+        torch.from_numpy(members.labels) if classes else None,
+        tuple(map(str, range(classes))) if classes else None,
+        files=members.names,
+        channels=config.channels,
+        max_pixels=config.max_pixels,
+        read=partial(read_member, shards, reduce=reduce),
+        state=_digest(shards),
     )
 
 
-def lane_archives(archives: list[str], seed: int, epoch: int, lane: int, lanes: int) -> list[str]:
-    """Return the archives of a lane, in the order of an epoch."""
-    shuffled = list(archives)
-    random.Random(seed_of("shards", seed, epoch)).shuffle(shuffled)
-    return shuffled[lane::lanes]
+def _states(paths: list[str]) -> tuple[Shard, ...]:
+    shards = []
+    for path in paths:
+        try:
+            facts = os.stat(path)
+        except OSError as error:
+            raise InputError(
+                f"data.root: the shard {printable(path)} cannot be read: {error.strerror}."
+            ) from error
+        shards.append(Shard(os.path.abspath(path), facts.st_size, facts.st_mtime_ns))
+    return tuple(shards)
 
 
-class Lane:
-    """The images of some archives, still encoded, in an order by (seed, epoch, lane) alone.
-
-    A lane that is at its end starts again: archives do not hold equal numbers of images.
-    """
-
-    def __init__(self, archives: list[str], config: DataConfig, seed: int, buffer: int) -> None:
-        self.archives = archives
-        self.found: int | None = None
-        """Images of the lane, once it has come to its end."""
-        self._config, self._seed, self._buffer = config, seed, buffer
-        self._next: deque[dict[str, Any]] = deque()
-        self._stream = self._endless()
-
-    def skip(self, number: int) -> None:
-        """Leave out images; they are read, but not decoded."""
-        for _ in range(number):
-            if self._next:
-                self._next.popleft()
-            else:
-                next(self._stream)
-
-    def image(self, place: int, unreadable: dict[int, str], allowed: float) -> ShardImage | None:
-        """Return the image so many places ahead, or if it is unreadable the next one.
-
-        None if more than `allowed` are unreadable; they are added to `unreadable`, id and reason.
-        """
-        for ahead in range(place, place + MOST_TRIED):
-            while len(self._next) <= ahead:
-                self._next.append(next(self._stream))
-            sample = self._next[ahead]
-            name = f"{os.path.basename(sample['__url__'])}/{sample['__key__']}"
-            number = seed_of("shard image", name)
-            try:
-                return _image(sample, name, self._config), _label(sample, name), number
-            except UnreadableImage as error:
-                unreadable[number] = str(error)
-            if len(unreadable) > allowed:
-                return None
-        raise InputError(
-            f"data.root: {MOST_TRIED} images one after another cannot be read, the last is"
-            f" {list(unreadable.values())[-1]}."
-        )
-
-    def close(self) -> None:
-        """End the commands that still run."""
-        self._stream.close()
-
-    def _endless(self) -> Generator[dict[str, Any], None, None]:
-        webdataset = _webdataset()
-        while True:
-            found, order = 0, random.Random(self._seed)
-            with closing(_samples(webdataset, self.archives)) as samples:
-                for sample in _shuffled(samples, order, self._buffer):
-                    found += 1
-                    yield sample
-            if not found:
-                raise InputError(f"data.root: {', '.join(self.archives[:3])} hold no images.")
-            self.found = found
+def index_file(shards: tuple[Shard, ...]) -> Path:
+    """Return the file for the index of archives with these names."""
+    names = "\0".join(shard.path for shard in shards)
+    digest = hashlib.sha256(os.fsencode(names)).hexdigest()
+    return cache_folder() / f"shards-{digest[:16]}.index"
 
 
-def open_lane(
-    archives: list[str], config: DataConfig, seed: int, epoch: int, lane: int, lanes: int
-) -> Lane:
-    """Return a lane at the start of an epoch."""
-    own = lane_archives(archives, seed, epoch, lane, lanes)
-    return Lane(own, config, seed_of("lane", seed, epoch, lane), max(LEAST_BUFFER, BUFFER // lanes))
+def _digest(shards: tuple[Shard, ...]) -> str:
+    return hashlib.sha256(repr((FORMAT, shards)).encode()).hexdigest()
 
 
-def _shuffled(
-    samples: Iterator[dict[str, Any]], order: random.Random, size: int
-) -> Iterator[dict[str, Any]]:
-    """Yield samples drawn at random from the next `size` ones, or from fewer if they are large."""
-    held: list[dict[str, Any]] = []
-    room = MOST_HELD * size // BUFFER
-    for sample in samples:
-        held.append(sample)
-        room -= _bytes_of(sample)
-        while len(held) > size or (room < 0 and held):
-            place = order.randrange(len(held))
-            held[place], held[-1] = held[-1], held[place]
-            room += _bytes_of(held[-1])
-            yield held.pop()
-    order.shuffle(held)
-    yield from held
-
-
-def _bytes_of(sample: dict[str, Any]) -> int:
-    return sum(len(each) for each in sample.values() if isinstance(each, bytes))
-
-
-def _webdataset() -> ModuleType:
+def read_index(shards: tuple[Shard, ...]) -> Members | None:
+    """Return the index of exactly these archives; None if it is missing or damaged."""
     try:
-        return import_module("webdataset")
-    except ImportError as error:
+        data = index_file(shards).read_bytes()
+    except OSError:
+        return None
+    checksum, content = data[:CHECKSUM], data[CHECKSUM:]
+    if hashlib.sha256(content).digest() != checksum:
+        return None
+    with np.load(io.BytesIO(content)) as arrays:
+        labels = arrays["labels"]
+        if str(arrays["digest"]) != _digest(shards) or labels.max(initial=-1) >= MOST_CLASSES:
+            return None
+        names = FileNames.of_arrays(arrays["text"], arrays["ends"])
+        return Members(names, labels)
+
+
+def make_index(shards: tuple[Shard, ...]) -> Members:
+    """Read the headers of all archives, and keep the index if it can be written.
+
+    One process of a machine does this; the others wait, and then find the index.
+    """
+    file = index_file(shards)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.with_suffix(".lock").open("a") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX)
+            return read_index(shards) or _keep(_indexed(shards), shards)
+    except OSError:  # no folder, or a file system without locks
+        return _indexed(shards)
+
+
+def _indexed(shards: tuple[Shard, ...]) -> Members:
+    names: list[str] = []
+    labels: list[int] = []
+    with progress("indexing shards", len(shards)) as meter:
+        for number, shard in enumerate(shards):
+            for name, label in _members(shard, number):
+                names.append(name)
+                labels.append(label)
+            meter.advance(number + 1, f"{len(names)} images")
+    return Members(FileNames(names), np.array(labels, dtype=np.int64))
+
+
+def _keep(members: Members, shards: tuple[Shard, ...]) -> Members:
+    content = io.BytesIO()
+    arrays: dict[str, Any] = {"text": members.names.text, "ends": members.names.ends}
+    np.savez(content, digest=_digest(shards), labels=members.labels, **arrays)
+    try:
+        data = content.getvalue()
+        write_atomically(index_file(shards), hashlib.sha256(data).digest() + data)
+    except OSError as error:
+        warn(f"the index of the shards is not kept ({error.strerror}): it is made again next time.")
+    return members
+
+
+def _members(shard: Shard, number: int) -> Iterator[tuple[str, int]]:
+    """Yield the name and label of every sample, which is a group of members with the same key."""
+    try:
+        with tarfile.open(shard.path, "r:", tarinfo=BoundedMember) as tar:
+            files = _files(tar, shard)
+            for _, sample in itertools.groupby(files, key=lambda member: _key(member.name)):
+                yield _sample(tar, shard, number, list(sample))
+            _check_end(tar.offset, shard)
+    except (OSError, tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(
-            "data.name=shards needs the package webdataset: pip install 'hardmix[shards]'."
+            f"data.root: the shard {printable(shard.path)} cannot be read: {error}."
         ) from error
 
 
-def _samples(webdataset: ModuleType, shards: list[str]) -> Generator[dict[str, Any], None, None]:
-    """Files of the same key, one archive after the other."""
-    for shard in shards:
-        try:
-            files = _files(webdataset, shard)
-            yield from webdataset.tariterators.group_by_keys(files)
-        except InputError:
-            raise
-        except (OSError, tarfile.TarError, EOFError, ValueError) as error:
-            reason = error.args[0] if error.args else error
-            raise InputError(f"data.root: the shard {shard} cannot be read: {reason}.") from error
+def _files(tar: tarfile.TarFile, shard: Shard) -> Iterator[tarfile.TarInfo]:
+    for member in tar:
+        check_size(member)
+        if member.isfile():
+            _check_end(member.offset_data + member.size, shard)
+            yield member
 
 
-def _files(webdataset: ModuleType, shard: str) -> Iterator[dict[str, Any]]:
-    """Yield the files of an archive as webdataset does, with limits on their sizes."""
-    (source,) = webdataset.tariterators.url_opener([{"url": shard}])
-    current, room = None, MOST_BYTES
-    with tarfile.open(fileobj=source["stream"], mode="r|*", tarinfo=BoundedMember) as tar:
-        for member in tar:
-            check_size(member)
-            key, _ = webdataset.tariterators.base_plus_ext(member.name)
-            if not member.isreg() or key is None or _META.match(member.name):
-                continue
-            if key != current:
-                current, room = key, MOST_BYTES
-            check_size(member, room)
-            room -= member.size
-            data = tar.extractfile(member).read()  # type: ignore[union-attr]  # a file
-            yield {"fname": member.name, "data": data, "__url__": shard}
-            tar.members = []  # type: ignore[attr-defined]  # which would keep all headers
-    yield {}  # samples of two archives are never one
+def _check_end(end: int, shard: Shard) -> None:
+    if end > shard.size:
+        raise InputError(
+            f"data.root: the shard {printable(shard.path)} is cut off, or claims a false size: a"
+            f" member ends at byte {end}, the file at {shard.size}. Copy it again."
+        )
 
 
-def _image(
-    sample: dict[str, Any], name: str, config: DataConfig
+def _sample(
+    tar: tarfile.TarFile, shard: Shard, number: int, members: list[tarfile.TarInfo]
+) -> tuple[str, int]:
+    images = [member for member in members if Path(member.name).suffix.lower() in IMAGE_SUFFIXES]
+    image = (images or members)[0]  # a sample without an image is reported when it is read
+    label = next((member for member in members if _ending(member.name) == "cls"), None)
+    name = f"{os.path.basename(shard.path)}!{image.name}@{number}:{image.offset_data}+{image.size}"
+    if label is None:
+        return name, -1
+    check_size(label, MOST_HEADER)
+    text = tar.extractfile(label).read()  # type: ignore[union-attr]  # a file
+    return name, label_of(text, f"{os.path.basename(shard.path)}/{label.name}")
+
+
+def _key(name: str) -> str:
+    folder, base = os.path.split(name)
+    return os.path.join(folder, base.partition(".")[0])
+
+
+def _ending(name: str) -> str:
+    return os.path.basename(name).partition(".")[2].lower()
+
+
+def read_member(
+    shards: tuple[Shard, ...], name: str, channels: int, max_pixels: int, reduce: int | None = None
 ) -> UInt8[Tensor, "channels height width"]:
-    members = [key for key in sample if not key.startswith("__")]
-    images = [key for key in members if os.path.splitext(f"_.{key}")[1] in IMAGE_SUFFIXES]
-    if not images:
-        raise UnreadableImage(f"{name}: no image among its files ({', '.join(members)})")
-    file = io.BytesIO(sample[images[0]])
-    reduce = 2 * config.image_size if config.reduce else None
-    return read_image(file, config.channels, config.max_pixels, f"{name}.{images[0]}", reduce)
+    """Decode an image of an archive; raise `UnreadableImage` if the archive has changed."""
+    place = _PLACE.search(name)
+    assert place is not None, f"{name} is not a member of a shard"
+    number, offset, size = map(int, place.groups())
+    data = _bytes(shards[number], offset, size)
+    return read_image(io.BytesIO(data), channels, max_pixels, name[: place.start()], reduce)
 
 
-def _label(sample: dict[str, Any], name: str) -> int:
-    return label_of(sample.get("cls", b"-1"), f"{name}.cls")
+_open: dict[str, int] = {}
+"""File numbers of open archives, the least recently used first."""
+
+
+def _bytes(shard: Shard, offset: int, size: int) -> bytes:
+    """Return a part of an archive that has not changed since it was indexed."""
+    if size > MOST_BYTES:
+        raise UnreadableImage(
+            f"{printable(shard.path)} has a member of {size:,} bytes: at most {MOST_BYTES:,} are"
+            " read"
+        )
+    try:
+        file = _open.pop(shard.path, None)
+        if file is None:
+            file = os.open(shard.path, os.O_RDONLY | os.O_CLOEXEC)
+        _open[shard.path] = file
+        if len(_open) > MOST_OPEN:
+            os.close(_open.pop(next(iter(_open))))
+        data = os.pread(file, size, offset)
+        state = os.fstat(file)  # after reading, so that a change in the meantime is noticed
+    except OSError as error:
+        raise UnreadableImage(f"{printable(shard.path)}: {error.strerror}") from error
+    if (state.st_size, state.st_mtime_ns) != shard[1:] or len(data) < size:
+        os.close(_open.pop(shard.path))
+        raise UnreadableImage(
+            f"{printable(shard.path)} has changed since it was indexed: start again, so that it is"
+            " indexed anew"
+        )
+    return data

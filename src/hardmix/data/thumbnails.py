@@ -1,7 +1,8 @@
-"""Small images for pictures and pages."""
+"""Sample images of a set, and thumbnails of images, for pages and figures."""
 
 import base64
 import io
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,50 @@ from torch import Tensor
 
 from hardmix.data.image_files import UnreadableImage
 from hardmix.data.image_set import ImageSet
+from hardmix.errors import InputError
+from hardmix.runtime.random_numbers import permutation, seed_of
+
+
+def sample_ids(images: ImageSet, seed: int, number: int = 8) -> list[int]:
+    """Return readable images chosen by the seed; one of each class before a second of any."""
+    order: list[int] = permutation(seed_of("gallery", seed), 0, len(images)).tolist()
+    if images.labels is not None:
+        labels, count = images.labels.tolist(), Counter[int]()
+        rounds = {}
+        for index in order:
+            rounds[index] = count[labels[index]]
+            count[labels[index]] += 1
+        order.sort(key=rounds.__getitem__)  # stable: within a round, the order does not change
+    chosen: list[int] = []
+    for index in order[: 10 * number]:
+        try:
+            images.image(index)
+        except UnreadableImage:
+            continue
+        chosen.append(index)
+        if len(chosen) == number:
+            break
+    if not chosen:
+        raise InputError("none of its sample images can be read.")
+    return chosen
+
+
+def class_of(images: ImageSet, index: int) -> str | None:
+    """Return the name of an image's class; None if it is unknown."""
+    if images.labels is None or not images.classes or images.labels[index] < 0:
+        return None
+    return images.classes[int(images.labels[index])]
+
+
+def file_of(images: ImageSet, index: int) -> str:
+    """Return an image's file; empty if it is not in a file of its own."""
+    return "" if images.files is None else images.files[index]
 
 
 def thumbnail(image: UInt8[Tensor, "channels height width"], size: int) -> str:
-    """The middle square, at most `size` pixels wide, as a data URI.
+    """Return the central square, at most `size` pixels wide, as a data URI.
 
-    Of other than three channels the first one is shown, in grey.
+    If an image does not have three channels, its first channel is shown in grey.
     """
     three = image if len(image) == 3 else image[:1].expand(3, -1, -1)
     side = min(three.shape[1:])
@@ -29,7 +68,7 @@ def thumbnail(image: UInt8[Tensor, "channels height width"], size: int) -> str:
 
 
 def thumbnail_of(images: ImageSet, index: int, size: int) -> str:
-    """The same by number; empty where the file cannot be read any more."""
+    """Return the thumbnail of an image by number; empty if its file can no longer be read."""
     try:
         return thumbnail(images.image(index), size)
     except UnreadableImage:
@@ -37,7 +76,7 @@ def thumbnail_of(images: ImageSet, index: int, size: int) -> str:
 
 
 def data_uri(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> str:
-    """An image (height, width, 3) as WebP in a data URI."""
+    """Return an image (height, width, 3) as WebP in a data URI."""
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "WEBP", quality=75, method=4)
     return "data:image/webp;base64," + base64.b64encode(out.getvalue()).decode()

@@ -1,7 +1,7 @@
-"""Frames of videos as images: "clip.mp4@12.0s" is what the video shows at that time.
+"""Frames of videos as images: "clip.mp4@12.0s" is the frame that the video shows at that time.
 
-The frame of a time is the last one that begins no later, whichever way the decoder came there: it
-starts at a key frame before that time, or continues from its position.
+That is the last frame that begins no later than the time, whether the decoder starts at a key frame
+before it or continues from its position. Needs the extra hardmix[video].
 """
 
 import math
@@ -14,24 +14,30 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import UInt8
+from torch import Tensor
 
-from hardmix.data.image_arrays import Bands, check_size, fit
+from hardmix.data.image_files import (
+    MAX_PIXELS,
+    VIDEO_SUFFIXES,
+    Bands,
+    check_size,
+    errors_named,
+    fit_channels,
+    read_image,
+    to_tensor,
+)
 from hardmix.errors import InputError
 from hardmix.runtime.console import visible
-
-VIDEO_SUFFIXES = frozenset(
-    {".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".3gp", ".mts"}
-)
-"""Files with these extensions, in any case, are read as videos."""
 
 _ENDINGS = "|".join(suffix[1:] for suffix in sorted(VIDEO_SUFFIXES))
 _FRAME = re.compile(rf"(.*\.(?:{_ENDINGS}))@(\d+\.\d+)s", re.IGNORECASE | re.DOTALL)
 MOST_OF_A_VIDEO = 10_000_000
-"""Frames: a header may claim any duration."""
+"""Most frames of a video, as a header may claim any duration."""
 AHEAD = 10.0
-"""Seconds that are decoded on the way to a frame rather than jumped over."""
+"""Seconds up to which the decoder continues to a later frame instead of jumping there."""
 LATE = 0.0005
-"""Half of a name's last digit: a frame at 0.0333 s belongs to "@0.033s"."""
+"""Seconds, half of a name's last digit: a frame at 0.0333 s belongs to "@0.033s"."""
 
 
 class Frame(NamedTuple):
@@ -45,21 +51,32 @@ def frame_of(name: str) -> Frame | None:
     """Return the frame that a name stands for, or None if it is not the name of a frame."""
     if not name.endswith("s") or "@" not in name:
         return None
-    found = _FRAME.fullmatch(name)
-    return None if found is None else Frame(found[1], float(found[2]))
+    match = _FRAME.fullmatch(name)
+    return None if match is None else Frame(match[1], float(match[2]))
+
+
+def read_image_or_frame(
+    name: str, channels: int = 3, max_pixels: int = MAX_PIXELS, reduce: int | None = None
+) -> UInt8[Tensor, "channels height width"]:
+    """Read the frame that a name stands for, or else the image file of this name."""
+    frame = frame_of(name)
+    if frame is None:
+        return read_image(name, channels, max_pixels, reduce=reduce)
+    with errors_named(name, max_pixels):
+        return to_tensor(_read_frame(frame, channels, max_pixels), reduce)
 
 
 def source_of(name: str) -> str:
-    """The file that an image comes from: its own, or the video's."""
+    """Return the file that an image comes from: a frame's video, or else the name itself."""
     frame = frame_of(name)
     return name if frame is None else frame.file
 
 
 def frame_names(file: str, frames_per_second: float) -> list[str]:
-    """Names of the frames of a video; one that cannot be opened has one, to be named later."""
+    """Return the names of a video's frames; one that cannot be opened has one, read later."""
     try:
         seconds = _duration(file, os.stat(file).st_mtime_ns)
-    except Exception:  # whatever a damaged file raises; reading it will say what
+    except Exception:  # of a damaged file; reading it will report the reason
         seconds = 0.0
     number = max(1, math.ceil(seconds * frames_per_second - 1e-6))
     if number > MOST_OF_A_VIDEO:
@@ -78,7 +95,7 @@ def _digits(seconds: float) -> str:
 
 @lru_cache(maxsize=100_000)
 def _duration(file: str, _: int) -> float:
-    """Of the pictures, by the header or else by the time of the last packet."""
+    """Return the duration of the pictures by the header, or by the time of the last packet."""
     with _av().open(file) as container:
         stream = container.streams.video[0]
         if stream.duration is not None:
@@ -95,23 +112,23 @@ def _av() -> Any:
     return import_module("av")
 
 
-def read_frame(frame: Frame, channels: int, max_pixels: int) -> Bands:
-    """The pixels of a frame, upright."""
-    found = _reader_of(frame.file).frame(frame.seconds + LATE)
-    check_size(found.width, found.height, max_pixels)
-    colours = found.reformat(format="rgb24", threads=1).to_ndarray()
-    pixels = np.rot90(colours, k=round(found.rotation / 90))
-    return fit(np.ascontiguousarray(pixels).transpose(2, 0, 1), channels)
+def _read_frame(frame: Frame, channels: int, max_pixels: int) -> Bands:
+    """Return the pixels of a frame, upright."""
+    decoded = _reader_of(frame.file).frame(frame.seconds + LATE)
+    check_size(decoded.width, decoded.height, max_pixels)
+    colours = decoded.reformat(format="rgb24", threads=1).to_ndarray()
+    pixels = np.rot90(colours, k=round(decoded.rotation / 90))
+    return fit_channels(np.ascontiguousarray(pixels).transpose(2, 0, 1), channels)
 
 
 class _Reader:
-    """An open video, and the frame where it stands."""
+    """An open video, and its current frame."""
 
     def __init__(self, file: str) -> None:
         self.key = (file, os.stat(file).st_mtime_ns, os.getpid())
         self._container = _av().open(file)
         self._stream = self._container.streams.video[0]
-        # Here as in `reformat`: threads do not follow into a forked worker, which waits for them.
+        # As in `reformat`: a forked worker would wait for threads that it does not have.
         self._stream.codec_context.thread_count = 1
         self._start = float((self._stream.start_time or 0) * self._stream.time_base)
         self._frames: Iterator[Any] = iter(())
@@ -119,7 +136,7 @@ class _Reader:
         self._following: Any = None
 
     def frame(self, seconds: float) -> Any:
-        """The last frame that begins by then, or the first of all."""
+        """Return the last frame that begins by this time, or the first frame of all."""
         if self._current is None or not 0 <= seconds - self._time(self._current) <= AHEAD:
             self._jump(seconds)
         while self._following is not None and self._time(self._following) <= seconds:
@@ -127,7 +144,7 @@ class _Reader:
         return self._current
 
     def _jump(self, seconds: float) -> None:
-        """To a key frame before; a container may name one that is shown later, then further."""
+        """Go to a key frame before this time; further back if the container names a later one."""
         before, step = seconds, 1.0
         while True:
             place = (max(0.0, before) + self._start) / self._stream.time_base
@@ -143,7 +160,7 @@ class _Reader:
             raise ValueError("the video has no frames")
 
     def _decoded(self, any_frame: bool) -> Iterator[Any]:
-        """From the first key frame on: what comes before it may lack what it is made of."""
+        """Yield frames from the first key frame on: those before it may lack their references."""
         for frame in self._container.decode(self._stream):
             any_frame = any_frame or frame.key_frame
             if any_frame and frame.time is not None:
@@ -154,7 +171,7 @@ class _Reader:
 
 
 _open: list[_Reader] = []
-"""The video that was read last: frames are asked for in their order, mostly."""
+"""The video that was read last, because frames are mostly read in their order."""
 
 
 def _reader_of(file: str) -> _Reader:

@@ -26,21 +26,21 @@ def accuracy_of(scores: Float[Tensor, "test classes"], labels: Int[Tensor, " tes
 def count_right(
     scores: Float[Tensor, "test classes"], labels: Int[Tensor, " test"]
 ) -> Int64[Tensor, " 2"]:
-    """Return how many classes are ranked first, and among the first five."""
+    """Return how many true classes are ranked first, and how many among the first five."""
     ranked = scores.topk(min(5, scores.shape[1]), dim=1).indices
     right = ranked == labels.to(ranked.device).unsqueeze(1)
     return torch.stack([right[:, 0].sum(), right.any(dim=1).sum()])
 
 
 def accuracy_from(right: Int64[Tensor, " 2"], number: int) -> Accuracy:
-    """Return the accuracy by the counts of `count_right`, added up over so many images."""
-    return Accuracy(*(right.float() / number).tolist())  # together: each read waits for a GPU
+    """Return the accuracy, given the sums of `count_right` over this number of images."""
+    return Accuracy(*(right.float() / number).tolist())  # one read, because it waits for a GPU
 
 
 def count_classes(
     train_labels: Int[Tensor, " train"], test_labels: Int[Tensor, " test"], needed_by: str
 ) -> int:
-    """Return the number of classes; refuse labels that are unknown."""
+    """Return the number of classes; raise InputError if a label is unknown."""
     lowest, highest = torch.stack(torch.aminmax(torch.cat([train_labels, test_labels]))).tolist()
     if lowest < 0:
         raise InputError(

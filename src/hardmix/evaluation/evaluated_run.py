@@ -2,25 +2,26 @@
 
 import time
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from hardmix.data.datasets import has_test, open_images
 from hardmix.data.image_set import ImageSet
+from hardmix.data.sources import has_test, open_images
 from hardmix.errors import InputError
 from hardmix.evaluation.accuracy import Accuracy
-from hardmix.evaluation.baselines import ColourHistogram
-from hardmix.evaluation.features import Features, TrainedEncoder, extract, load_encoder
-from hardmix.models.backbones import build_backbone
+from hardmix.evaluation.baselines import baseline_trunk
+from hardmix.evaluation.features import Features, extract
+from hardmix.evaluation.trained_encoder import TrainedEncoder, check_channels, load_encoder
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import say, table
 from hardmix.runtime.device import Compute, choose_compute
 from hardmix.runtime.random_numbers import permutation, seed_of
 from hardmix.settings.config import DataConfig
-from hardmix.settings.evaluation_options import Baseline, EvaluationPrecision
+from hardmix.settings.evaluations import Baseline, EvaluationPrecision
 
 HELD_OUT = 0.2
 """Fraction of the images held out for testing if the data has no test split."""
@@ -40,12 +41,11 @@ class EvaluatedRun(NamedTuple):
     train: ImageSet
     """Labelled training images."""
     test: ImageSet
-    """Labelled test images; a fifth of all images if the data has no test split."""
+    """Labelled test images: a fifth of all images if the data has no test split."""
     num_classes: int
-    """Number of classes, the same in both."""
-
+    """Number of classes, which is the same in both."""
     started: float
-    """Time of the start, by `time.monotonic`."""
+    """When the evaluation started, by `time.monotonic`."""
 
     def features(
         self, trunk: nn.Module, images: ImageSet, title: str, *, gathered: bool = True
@@ -62,13 +62,19 @@ class EvaluatedRun(NamedTuple):
         test = self.features(trunk, self.test, "test features", gathered=gathered)
         return train.features, train.labels, test.features, test.labels
 
+    def baseline(self, name: Baseline) -> nn.Module:
+        """Return an untrained baseline, on the device."""
+        encoder, seed = self.encoder, self.run.config().train.seed
+        trunk = baseline_trunk(name, encoder.backbone, encoder.channels, encoder.image_size, seed)
+        return trunk.to(self.compute.device).to(memory_format=torch.channels_last)
+
     def conclude(
         self, name: str, result: dict[str, Any], title: str, rows: dict[str, Accuracy]
     ) -> dict[str, Any]:
         """Show a table, write RUN/results/NAME.json, and return what was written."""
         result |= {"data": self.train.name, "seconds": time.monotonic() - self.started}
         shown = [[row, f"{each.top1:.4f}", f"{each.top5:.4f}"] for row, each in rows.items()]
-        table(title, ["", "top 1", "top 5"], shown)  # first, in case the disk is full
+        table(title, ["", "top 1", "top 5"], shown)  # before writing: the disk may be full
         file = self.run.write_result(name, result)
         say(f"Wrote {file}")
         return result
@@ -82,11 +88,7 @@ def open_evaluated_run(
     config = run.config()
     data = data or config.data
     encoder = load_encoder(path, or_checkpoint=True)
-    if data.channels != encoder.channels:
-        raise InputError(
-            f"data.channels={data.channels}, but {path} was trained on images of"
-            f" {encoder.channels} channels: use such images."
-        )
+    check_channels(encoder, data, path)
     train = open_images(data, "train", config.train.seed).labelled()
     if has_test(data):
         test = open_images(data, "test", config.train.seed).labelled()
@@ -106,19 +108,6 @@ def hold_out(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet]:
     return images.select(order[number:].sort().values), images.select(order[:number].sort().values)
 
 
-def baseline_trunk(evaluated: EvaluatedRun, baseline: Baseline) -> nn.Module:
-    """Return an untrained baseline: raw pixels, a colour histogram, or a random network."""
-    if baseline == "pixels":
-        return nn.Flatten()
-    if baseline == "colours":
-        return ColourHistogram()
-    torch.manual_seed(seed_of("weights", evaluated.run.config().train.seed))
-    trunk = build_backbone(
-        evaluated.encoder.backbone, evaluated.encoder.channels, evaluated.encoder.image_size
-    ).trunk
-    return trunk.to(evaluated.compute.device).to(memory_format=torch.channels_last)
-
-
 def _num_classes(train: ImageSet, test: ImageSet) -> int:
     classes, others = train.classes or (), test.classes or ()
     if classes != others:
@@ -134,3 +123,15 @@ def _num_classes(train: ImageSet, test: ImageSet) -> int:
 def single_view(data: DataConfig, min_scale: float) -> DataConfig:
     """Return the data config for training a classifier: random crop and flip only."""
     return replace(data, augmentation="plain", min_scale=min_scale, views=None)
+
+
+def run_evaluation(
+    name: str, path: Path, options: Any, data: DataConfig | None = None
+) -> dict[str, Any]:
+    """Evaluate a run by the function `measure` in evaluation/NAME.py; return the result written.
+
+    `data` are other images than the run's; None means the run's own.
+    """
+    module = import_module(f"hardmix.evaluation.{name}")
+    result: dict[str, Any] = module.measure(path, options, data)
+    return result

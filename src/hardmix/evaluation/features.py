@@ -1,36 +1,46 @@
-"""Encoders loaded from files, and features of images from a frozen trunk."""
+"""Features of images from a frozen trunk: computed, cached in a run's folder, written to files."""
 
+import csv
+import hashlib
+import io
+import json
 import math
-import shlex
+import os
+import re
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
-from PIL import Image
+from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from hardmix.data.augment import channel_statistics, evaluation_crop
-from hardmix.data.image_files import convert_image, read_image
-from hardmix.data.image_ops import normalise
+from hardmix.data.changed_data import fingerprint
 from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import evaluation_batches
+from hardmix.data.sources import data_name, open_images
 from hardmix.errors import InputError
-from hardmix.models.backbones import build_backbone
-from hardmix.runs.checkpoints import Checkpoint, load_newest
-from hardmix.runs.folder import ENCODER_FORMAT, OWN_TRUNK, Run
-from hardmix.runs.weight_files import read_safetensors
-from hardmix.runtime.console import progress, say
-from hardmix.runtime.device import Compute, Late
+from hardmix.evaluation.trained_encoder import (
+    TrainedEncoder,
+    check_channels,
+    load_encoder,
+    weights_hash,
+)
+from hardmix.runs.folder import Run, versions
+from hardmix.runtime.console import progress, say, visible, warn
+from hardmix.runtime.device import Compute, Late, choose_compute
 from hardmix.runtime.distributed import agree_on_max, gather_uneven, rank, world_size
-from hardmix.runtime.own_code import allowing, check_allowed, is_own
+from hardmix.runtime.files import check_file, most_weights, write_atomically
 from hardmix.settings.config import DataConfig
 
-MOST_CHANNELS = 16
-MOST_PIXELS = 4096
-"""Largest side of the images that an encoder may be for."""
+FORMATS = (".safetensors", ".npy", ".csv")
+"""Suffixes of the files of `hardmix features`."""
+MOST_KEPT = 4 * 2**30
+"""Most bytes of features cached in a run's folder: a million images of 1,024 features."""
 
 
 class Features(NamedTuple):
@@ -42,149 +52,6 @@ class Features(NamedTuple):
     """Class of each image, -1 if unknown."""
     ids: Int[Tensor, " n"]
     """Index of each image in the data set; unreadable images are missing."""
-
-
-class TrainedEncoder(nn.Module):
-    """A trained trunk with the preprocessing it expects: a module from images to features."""
-
-    def __init__(self, trunk: nn.Module, backbone: str, image_size: int, channels: int) -> None:
-        super().__init__()
-        self.trunk, self.backbone = trunk, backbone
-        self.image_size, self.channels = image_size, channels
-
-    def forward(
-        self, images: Float[Tensor, "batch channels y x"]
-    ) -> Float[Tensor, "batch features"]:
-        """Return the trunk's features, without the head (Sec. 4.3), of preprocessed images."""
-        features: Tensor = self.trunk(images)
-        return features
-
-    def preprocess(
-        self, image: str | Path | Image.Image | UInt8[Tensor, "channels y x"]
-    ) -> Float[Tensor, "channels size size"]:
-        """Return the normalised evaluation crop of a file, a Pillow image or a uint8 tensor."""
-        if isinstance(image, Image.Image):
-            image = convert_image(image, self.channels)
-        elif not isinstance(image, Tensor):
-            image = read_image(image, self.channels)
-        crop = evaluation_crop(image, self.image_size)[None].float().div_(255)
-        return normalise(crop, *channel_statistics(self.channels))[0]
-
-
-def load_encoder(
-    run_or_file: Path | str,
-    *,
-    trunk: nn.Module | None = None,
-    backbone: str | Callable[..., nn.Module] | None = None,
-    device: str = "cpu",
-    or_checkpoint: bool = False,
-) -> TrainedEncoder:
-    """Load the encoder of a run, or of its encoder.safetensors, in evaluation mode.
-
-    A run that was trained with your own network needs that network again: as `trunk`, or as
-    `backbone`, the function that makes it or the function's name, "mypackage:make_net". A name in
-    the file itself is not used, since a file may come from anyone. With `or_checkpoint`, the
-    encoder of an unfinished run is loaded from its last checkpoint.
-    """
-    file = Path(run_or_file)
-    if file.is_dir():
-        file = Run.open(file).encoder_file
-    if Path(run_or_file).is_dir() and not file.exists():
-        facts, weights = _read_checkpoint(Run(run_or_file), or_checkpoint)
-    else:
-        facts, weights = _read_encoder(file)
-    channels, image_size = _sizes(facts, file)
-    if trunk is None and backbone is None:
-        _check_named(facts["backbone"], file)
-    if trunk is None:
-        with allowing(*([backbone] if isinstance(backbone, str) else ())):
-            trunk = build_backbone(backbone or facts["backbone"], channels, image_size).trunk
-    _load_exactly(trunk, weights, file)
-    encoder = TrainedEncoder(trunk, facts["backbone"], image_size, channels)
-    return encoder.eval().to(device)
-
-
-def _sizes(facts: dict[str, str], file: Path) -> tuple[int, int]:
-    """Return the channels and the size of the images that an encoder is for."""
-    said = [facts.get(name, "") for name in ("channels", "image_size")]
-    if "backbone" in facts and all(each.isascii() and each.isdecimal() for each in said):
-        channels, image_size = map(int, said)
-        if 1 <= channels <= MOST_CHANNELS and 8 <= image_size <= MOST_PIXELS:
-            return channels, image_size
-    raise InputError(
-        f"{file} is for images of {said[0]!r} channels and {said[1]!r} pixels a side: it must name"
-        f" its backbone, 1 to {MOST_CHANNELS} channels and 8 to {MOST_PIXELS} pixels; copy or"
-        " download it again."
-    )
-
-
-def _check_named(backbone: str, file: Path) -> None:
-    """Raise InputError if the file needs code that the user has not named."""
-    if backbone == OWN_TRUNK:
-        raise InputError(
-            f"{file} was trained with your own network: pass it as trunk=, or train with"
-            " model.backbone=mypackage:make_net, which every command can build."
-        )
-    if is_own(backbone):
-        check_allowed(backbone, "model.backbone", str(file))
-
-
-def _read_encoder(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    weights, facts, _ = read_safetensors(file)
-    if facts.get("format") != ENCODER_FORMAT:
-        raise InputError(
-            f"{file} is not a hardmix encoder: hardmix import {shlex.quote(str(file))} --out RUN"
-            " imports weights of other programs."
-        )
-    return facts, weights
-
-
-def _read_checkpoint(run: Run, wanted: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return the trunk's weights in the newest intact checkpoint, without changing the folder."""
-    found = load_newest(run.checkpoints, set_aside=False) if wanted else None
-    if found is None:
-        raise InputError(
-            f"{run.path} has no encoder.safetensors{' and no checkpoint' if wanted else ''}: it is"
-            f" still training, or was stopped; hardmix pretrain --out {shlex.quote(str(run.path))}"
-            " --resume continues it."
-        )
-    config, prefix = run.config(), _trunk_prefix(found)
-    weights = {
-        name.removeprefix(prefix): tensor
-        for name, tensor in found.tensors.items()
-        if name.startswith(prefix)
-    }
-    say(f"{run.path} is unfinished: using its encoder after step {found.manifest['step']}.")
-    facts = {"backbone": config.model.backbone, "channels": str(config.data.channels)}
-    return facts | {"image_size": str(config.data.image_size)}, weights
-
-
-def _trunk_prefix(found: Checkpoint) -> str:
-    """Return the prefix of the trunk's tensors, which older versions do not record."""
-    told = found.manifest.get("trunk")
-    places = [told] if isinstance(told, str) else ["pair.query.trunk", "trunk"]
-    prefixes = [f"objective.{place}." for place in places]
-    known = [each for each in prefixes if any(name.startswith(each) for name in found.tensors)]
-    if not known:
-        raise InputError(
-            f"{found.manifest['file']} does not say which of its tensors belong to the encoder:"
-            " resume the run to its end, or evaluate it with the version that wrote it."
-        )
-    return known[0]
-
-
-def _load_exactly(trunk: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
-    wanted = trunk.state_dict()
-    missing, extra = sorted(wanted.keys() - weights), sorted(weights.keys() - wanted)
-    other = [name for name in wanted.keys() & weights if wanted[name].shape != weights[name].shape]
-    faults = [(missing, "are missing"), (extra, "are unknown"), (other, "differ in shape")]
-    for names, what in faults:
-        if names:
-            raise InputError(
-                f"{file} does not fit {type(trunk).__name__}: {len(names)} tensors {what}"
-                f" ({', '.join(names[:3])}): use the file and the network of the same run."
-            )
-    trunk.load_state_dict(weights)
 
 
 @torch.no_grad()
@@ -207,7 +74,7 @@ def extract(
     `gathered`, each keeps those of its own images. `between` is called before each batch, equally
     often on every process. The trunk's mode is restored.
     """
-    compute = compute or where_it_is(trunk)
+    compute = compute or device_of(trunk)
     training = trunk.training
     trunk.eval()
     first, share, rounds = _share_of(images, batch_size)
@@ -220,10 +87,10 @@ def extract(
         with progress(title, len(share)) as meter:
             for _ in range(rounds):
                 between()
-                for pictures, labels, ids in islice(batches, 1):  # none if all are unreadable
+                for pictures, labels, ids in islice(batches, 1):  # empty if all are unreadable
                     with compute.autocast():
                         features = trunk(pictures.to(memory_format=torch.channels_last))
-                    rows.add(late)  # of the previous batch: the device stays busy
+                    rows.add(late)  # the previous batch, so that the device stays busy
                     late = Late(features.float()), labels, ids + first
                     meter.advance(rows.filled + len(labels))
         rows.add(late)
@@ -235,7 +102,7 @@ def extract(
 
 
 class _Rows:
-    """Features, labels and ids in the order they arrive, in memory that is taken once."""
+    """Features, labels and ids in the order they arrive, in memory that is allocated once."""
 
     def __init__(self, number: int) -> None:
         self.number, self.filled = number, 0
@@ -247,10 +114,10 @@ class _Rows:
             return
         batch = late[0].read(), *late[1:]
         self._columns = self._columns or [
-            each.new_empty(self.number, *each.shape[1:]) for each in batch
+            values.new_empty(self.number, *values.shape[1:]) for values in batch
         ]
-        for column, each in zip(self._columns, batch, strict=True):
-            column[self.filled : self.filled + len(each)] = each
+        for column, values in zip(self._columns, batch, strict=True):
+            column[self.filled : self.filled + len(values)] = values
         self.filled += len(batch[1])
 
     def columns(self) -> list[Tensor]:
@@ -261,16 +128,142 @@ class _Rows:
         return [column[: self.filled] for column in columns]
 
 
-def where_it_is(trunk: nn.Module) -> Compute:
+def device_of(trunk: nn.Module) -> Compute:
     """Return the device of a network's weights, with float32."""
     device = next(trunk.parameters(), torch.empty(0)).device
     return Compute(device, False, "fp32: the network as it is")
 
 
 def _share_of(images: ImageSet, batch_size: int) -> tuple[int, ImageSet, int]:
-    """Return this process's first image, its images, and the batches of the largest share."""
+    """Return this process's first image, its images, and the largest number of batches of any."""
     number, many = len(images), world_size()
     first, end = (number * each // many for each in (rank(), rank() + 1))
     rounds = math.ceil(math.ceil(number / many) / batch_size)
     share = images if many == 1 else images.select(torch.arange(first, end))
     return first, share, rounds
+
+
+def write_features(run: Path, data: DataConfig, out: Path) -> list[Path]:
+    """Write the features of every image; return the files written.
+
+    The suffix of `out` sets the format: .csv (name, label, class, and a column for each feature),
+    .npy (features), or .safetensors (features and labels, with the classes' names in its metadata).
+    With the latter two, the images' names are written to a .names.txt of the same name.
+    """
+    if out.suffix not in FORMATS:
+        raise InputError(f"out={out} must end in one of {', '.join(FORMATS)}.")
+    if out.exists():
+        raise InputError(f"out={out} already exists: choose another name, or delete it.")
+    features, images = features_of(run, data)
+    names = [images.name_of(number) for number in features.ids.tolist()]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    written = [out]
+    if out.suffix == ".csv":
+        write_atomically(out, _csv(features, names, images.classes or ()))
+    else:
+        listing = out.with_suffix(".names.txt")
+        write_atomically(listing, "".join(f"{visible(name)}\n" for name in names).encode())
+        content = _array(features) if out.suffix == ".npy" else _tensors(features, images)
+        write_atomically(out, content)
+        written.append(listing)
+    say(f"{len(names)} images, {features.features.shape[1]} features each. Wrote {written[0]}")
+    return written
+
+
+def features_of(
+    run: Path, data: DataConfig, encoder: TrainedEncoder | None = None
+) -> tuple[Features, ImageSet]:
+    """Return the features of a data set's training images, and the data set.
+
+    They are computed in float32, so that they are the same on every machine. They are cached in
+    RUN/features and used again as long as encoder and images are the same.
+    """
+    encoder = encoder or load_encoder(run, or_checkpoint=True)
+    check_channels(encoder, data, run)
+    images = open_images(data, "train")
+    compute = choose_compute(precision="fp32")
+    mark = _mark(encoder, images, data)
+    file = kept_file(run, data)
+    kept = _read_kept(file, mark)
+    if agree_on_max(int(kept is None)) == 0 and kept is not None:
+        return kept, images
+    features = extract(encoder.to(compute.device), images, data, compute=compute)
+    encoder.to("cpu")
+    _keep(file, features, mark)
+    return features, images
+
+
+def kept_file(run: Path, data: DataConfig) -> Path:
+    """Return RUN/features/NAME-train-PLACE.safetensors; PLACE is a hash of the images' path."""
+    name = data_name(data)
+    root = os.path.abspath(os.path.expanduser(data.root)) if data.root else ""
+    word = re.sub(r"[^\w.-]+", "-", os.path.basename(root)) if name == "folder" else name
+    place = hashlib.sha256(os.fsencode(f"{name} {root} {data.num_images}")).hexdigest()[:8]
+    return Run(run).path / "features" / f"{word[:60] or name}-train-{place}.safetensors"
+
+
+def _mark(encoder: TrainedEncoder, images: ImageSet, data: DataConfig) -> str:
+    """Return a hash of everything that the features depend on, including the files' times."""
+    digest = hashlib.sha256(fingerprint(images).encode())
+    for file in images.files or ():
+        try:
+            digest.update(b"%d " % os.stat(file).st_mtime_ns)
+        except OSError:
+            digest.update(b"- ")
+    digest.update(weights_hash(encoder).encode())
+    rest = encoder.backbone, encoder.image_size, data.image_size, images.max_pixels
+    digest.update(repr((*rest, versions()["hardmix"])).encode())
+    return digest.hexdigest()
+
+
+def _read_kept(file: Path, mark: str) -> Features | None:
+    """Return the cached features; None if missing, damaged, or of other images."""
+    try:
+        check_file(file, most_weights())
+        with safe_open(file, "pt") as opened:
+            if (opened.metadata() or {}).get("mark") != mark:
+                return None
+            tensors: list[Tensor] = [opened.get_tensor(name) for name in Features._fields]
+            return Features(*tensors)
+    except (OSError, SafetensorError):
+        return None
+
+
+def _keep(file: Path, features: Features, mark: str) -> None:
+    if features.features.nbytes > MOST_KEPT:
+        return
+    tensors = {name: each.contiguous() for name, each in features._asdict().items()}
+    try:
+        file.parent.mkdir(exist_ok=True)
+        write_atomically(file, save(tensors, metadata={"mark": mark}))
+    except OSError as error:
+        warn(f"the features are not cached: {file} cannot be written ({error.strerror}).")
+
+
+def _tensors(features: Features, images: ImageSet) -> bytes:
+    facts = {"classes": json.dumps(images.classes)} if images.classes else None
+    tensors = {"features": features.features.contiguous(), "labels": features.labels}
+    return save(tensors, metadata=facts)
+
+
+def _array(features: Features) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, features.features.numpy())
+    return buffer.getvalue()
+
+
+def _csv(features: Features, names: list[str], classes: tuple[str, ...]) -> bytes:
+    columns = [f"feature{number}" for number in range(features.features.shape[1])]
+    rows: list[list[Any]] = [["name", "label", "class", *columns]]
+    labels, vectors = features.labels.tolist(), features.features.tolist()
+    for name, label, values in zip(names, labels, vectors, strict=True):
+        title = classes[label] if 0 <= label < len(classes) else ""
+        rows.append([name, label, title, *(f"{value:.9g}" for value in values)])
+    return csv_bytes(rows)
+
+
+def csv_bytes(rows: list[list[Any]]) -> bytes:
+    """Return a table as CSV for spreadsheets, in UTF-8."""
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    return text.getvalue().encode()

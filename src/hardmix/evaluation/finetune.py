@@ -1,7 +1,7 @@
 """`hardmix finetune RUN --labels 0.1`: all weights trained on a fraction of the labels.
 
-Not in the paper; the usual semi-supervised evaluation. The subset has the same number of images
-from every class and is chosen by the seed.
+This is not in the paper: it is the usual semi-supervised evaluation. The subset has the same number
+of images of every class and is chosen by the seed.
 """
 
 import copy
@@ -17,17 +17,12 @@ from torch.nn.functional import cross_entropy
 from hardmix.data.loading import ViewLoader
 from hardmix.errors import InputError
 from hardmix.evaluation.accuracy import Accuracy, accuracy_of
-from hardmix.evaluation.evaluated_run import (
-    EvaluatedRun,
-    baseline_trunk,
-    open_evaluated_run,
-    single_view,
-)
+from hardmix.evaluation.evaluated_run import EvaluatedRun, open_evaluated_run, single_view
 from hardmix.evaluation.probe import new_classifier
 from hardmix.runtime.console import progress
 from hardmix.runtime.random_numbers import permutation, seed_of
 from hardmix.settings.config import DataConfig
-from hardmix.settings.evaluation_options import FinetuneConfig
+from hardmix.settings.evaluations import FinetuneConfig
 from hardmix.settings.schedules import cosine
 
 
@@ -41,7 +36,7 @@ def measure(path: Path, options: FinetuneConfig, data: DataConfig | None = None)
     evaluated = evaluated._replace(train=evaluated.train.select(chosen))
     trunk: nn.Module = copy.deepcopy(evaluated.encoder.trunk)
     if options.untrained:
-        trunk = baseline_trunk(evaluated, "untrained")
+        trunk = evaluated.baseline("untrained")
     accuracy = score(evaluated, train(evaluated, trunk, options))
     result: dict[str, Any] = {
         **accuracy._asdict(),
@@ -58,25 +53,25 @@ def measure(path: Path, options: FinetuneConfig, data: DataConfig | None = None)
 def balanced_subset(
     labels: Int[Tensor, " n"], share: float, num_classes: int, seed: int
 ) -> Int[Tensor, " m"]:
-    """Return a fraction of the images, equally many of every class; all of them if it is 1."""
+    """Return a fraction of the images, the same number of every class; 1 means all images."""
     if share == 1.0:
         return torch.arange(len(labels))
-    each = max(1, round(share * len(labels) / num_classes))
+    number = max(1, round(share * len(labels) / num_classes))
     order = permutation(seed_of("labels", seed), 0, len(labels))
     chosen = []
-    for number in range(num_classes):
-        of_class = order[labels[order] == number]
-        if len(of_class) < each:
+    for label in range(num_classes):
+        of_class = order[labels[order] == label]
+        if len(of_class) < number:
             raise InputError(
-                f"finetune.labels={share} needs {each} images of every class, but class {number}"
+                f"finetune.labels={share} needs {number} images of every class, but class {label}"
                 f" has {len(of_class)}: lower finetune.labels, or use 1.0 for all."
             )
-        chosen.append(of_class[:each])
+        chosen.append(of_class[:number])
     return torch.cat(chosen).sort().values
 
 
 def train(evaluated: EvaluatedRun, trunk: nn.Module, config: FinetuneConfig) -> nn.Sequential:
-    """Train trunk and classifier with SGD and a cosine, each with its own learning rate."""
+    """Train trunk and classifier with SGD and a cosine schedule, each at its own learning rate."""
     device = evaluated.compute.device
     classifier = new_classifier(_width(evaluated, trunk), evaluated.num_classes, config.seed)
     model = nn.Sequential(trunk, classifier).to(device).train()

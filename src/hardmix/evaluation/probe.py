@@ -2,7 +2,7 @@
 
 It minimises  mean cross-entropy + penalty * (sum of squared weights)  on standardised features. The
 penalty matters more than most differences between encoders, so it is cross-validated on the
-training labels over powers of ten unless it is given. This is not the paper's protocol, which
+training labels over powers of ten unless it is passed. This is not the paper's protocol, which
 trains on random crops for 60 or 100 epochs (linear.py).
 """
 
@@ -17,26 +17,26 @@ from torch.nn.functional import cross_entropy
 from hardmix.evaluation.accuracy import Accuracy, accuracy_of, count_classes
 from hardmix.runtime.device import send
 from hardmix.runtime.random_numbers import permutation, seed_of
-from hardmix.settings.evaluation_options import ProbeSolver
+from hardmix.settings.evaluations import ProbeSolver
 from hardmix.settings.schedules import cosine
 
 SGD_EPOCHS, SGD_BATCH, SGD_RATE = 30, 256, 0.1
 
 PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
-"""Penalties that are tried, the strongest first."""
+"""Penalties to try, the strongest first."""
 FOLDS = 5
-"""Parts of the training images; each is held out in turn."""
+"""Parts of the training images, each of which is held out in turn."""
 ENOUGH_HELD_OUT = 10_000
-"""Held-out images after which no further part is held out: the choice is then certain enough."""
+"""Held-out images that make the choice certain enough: no further part is held out."""
 
 
 class ChosenPenalty(NamedTuple):
     """The penalty with the highest cross-validated accuracy."""
 
     penalty: float
-    """The chosen one; of equally good ones the strongest."""
+    """The chosen penalty: the strongest of equally good ones."""
     accuracies: dict[float, float]
-    """Top-1 accuracy on held-out training images, by penalty tried."""
+    """Top-1 accuracy on held-out training images, by penalty."""
 
 
 def probe_accuracy(
@@ -98,8 +98,15 @@ def cross_validated_penalty(
         held_out = parts[: max(1, needed)]
         for part in held_out:
             kept = torch.cat([other for other in parts if other is not part])
-            fitted = (features[kept], labels[kept], features[part], labels[part])
-            right += len(part) * probe_accuracy(*fitted, solver=solver, penalty=penalty).top1
+            accuracy = probe_accuracy(
+                features[kept],
+                labels[kept],
+                features[part],
+                labels[part],
+                solver=solver,
+                penalty=penalty,
+            )
+            right += len(part) * accuracy.top1
         accuracies[penalty] = right / max(1, sum(map(len, held_out)))
         best = max(accuracies, key=lambda each: accuracies[each])
         if PENALTIES.index(penalty) - PENALTIES.index(best) >= 2:
@@ -135,7 +142,7 @@ def _fit_lbfgs(classifier: nn.Linear, loss: LossOf) -> None:
 
 
 def _fit_sgd(classifier: nn.Linear, loss: LossOf, number: int, seed: int) -> None:
-    """Momentum 0.9, no weight decay, cosine to 0 over `SGD_EPOCHS` epochs."""
+    """Fit with momentum 0.9, no weight decay, and a cosine to 0 over `SGD_EPOCHS` epochs."""
     optimizer = torch.optim.SGD(classifier.parameters(), lr=SGD_RATE, momentum=0.9)
     for epoch in range(SGD_EPOCHS):
         for group in optimizer.param_groups:

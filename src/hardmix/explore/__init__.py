@@ -4,48 +4,28 @@ Works on any features, one row per image: `hardmix.explore.duplicates(features)`
 imported on first use.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from hardmix.settings.lazy_names import lazy_names
+
 if TYPE_CHECKING:
-    from hardmix.explore.clustering import Clusters, clusters
-    from hardmix.explore.label_checks import Mislabelled, mislabelled
-    from hardmix.explore.near_duplicates import DuplicateGroup, Duplicates, duplicates
-    from hardmix.explore.nearest import Neighbours, centred, neighbours
-    from hardmix.explore.outlying import Outliers, outliers
+    from hardmix.explore.clustering import (
+        Clusters as Clusters,
+        clusters as clusters,
+    )
+    from hardmix.explore.near_duplicates import (
+        DuplicateGroup as DuplicateGroup,
+        Duplicates as Duplicates,
+        duplicates as duplicates,
+    )
+    from hardmix.explore.neighbourhoods import (
+        Mislabelled as Mislabelled,
+        Neighbours as Neighbours,
+        Outliers as Outliers,
+        centred as centred,
+        mislabelled as mislabelled,
+        neighbours as neighbours,
+        outliers as outliers,
+    )
 
-_HOME = {
-    "clustering": "Clusters clusters",
-    "label_checks": "Mislabelled mislabelled",
-    "near_duplicates": "DuplicateGroup Duplicates duplicates",
-    "nearest": "Neighbours centred neighbours",
-    "outlying": "Outliers outliers",
-}
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
-
-__all__ = [
-    "Clusters",
-    "DuplicateGroup",
-    "Duplicates",
-    "Mislabelled",
-    "Neighbours",
-    "Outliers",
-    "centred",
-    "clusters",
-    "duplicates",
-    "mislabelled",
-    "neighbours",
-    "outliers",
-]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'hardmix.explore' has no attribute {name!r}")
-    value = getattr(import_module(f"hardmix.explore.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

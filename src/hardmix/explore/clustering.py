@@ -1,7 +1,12 @@
-"""Clusters: k-means on features at unit length."""
+"""Clusters: k-means on features at unit length, and names for the clusters.
+
+A cluster is named by the words of file names that are common in it and rare elsewhere.
+"""
 
 import math
-import warnings
+import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +17,22 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from hardmix.errors import InputError
-from hardmix.explore.nearest import unit_rows
+from hardmix.evaluation.kmeans import cluster_labels
+from hardmix.explore.neighbourhoods import unit_rows
 
 FEWEST, MOST = 2, 64
-"""Most clusters by default, since a person inspects each."""
-WHOLE = 10_000
-"""Most rows for which k-means uses all rows in every iteration; above it, batches."""
+"""Fewest and most clusters by default, since a person looks at each."""
+LEAST_SHARE = 0.3
+"""Smallest fraction of a cluster's images that must have a word in their name that names it."""
+LEAST_LIFT = 2.0
+"""How many times more common the word must be in the cluster than among all images."""
+WORDS = 2
+"""Most words of a cluster's name."""
+WORD = re.compile(r"[^\W\d_]{2,}")
+CAMERA = frozenset(
+    {"img", "image", "dsc", "dcim", "pxl", "photo", "pic", "picture", "file", "copy"}
+)
+"""Words written by cameras and programs, which say nothing about the image."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,37 +65,17 @@ def clusters(
     The same seed gives the same clusters. There are fewer clusters if fewer rows are distinct.
     """
     rows = unit_rows(features)
-    wanted = number_of_clusters(len(rows)) if num_clusters is None else num_clusters
-    if num_clusters is None:
-        wanted = min(wanted, len(rows))
-    if not 1 <= wanted <= len(rows):
-        raise InputError(f"num_clusters={wanted} for {len(rows)} rows: choose 1 to {len(rows)}.")
-    found = torch.from_numpy(_kmeans(rows.numpy(), wanted, seed))
-    return _sorted_by_size(rows, found)
+    number = num_clusters
+    if number is None:
+        number = min(number_of_clusters(len(rows)), len(rows))
+    if not 1 <= number <= len(rows):
+        raise InputError(f"num_clusters={number} for {len(rows)} rows: choose 1 to {len(rows)}.")
+    return _sorted_by_size(rows, cluster_labels(rows, number, seed))
 
 
-def _kmeans(rows: Float32[np.ndarray, "n dim"], number: int, seed: int) -> Int64[np.ndarray, " n"]:
-    try:
-        from sklearn.cluster import KMeans, MiniBatchKMeans
-        from sklearn.exceptions import ConvergenceWarning
-        from threadpoolctl import threadpool_limits
-    except ModuleNotFoundError as error:
-        raise InputError(
-            "clustering needs scikit-learn, which is not installed: pip install"
-            " 'hardmix[analysis]'."
-        ) from error
-    common = {"n_clusters": number, "random_state": seed % 2**32, "n_init": 3}
-    many = len(rows) > WHOLE
-    model = MiniBatchKMeans(**common, batch_size=4096) if many else KMeans(**common)
-    # With several threads, sums are rounded in varying order, and clusters differ.
-    with threadpool_limits(limits=1), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than clusters
-        return np.asarray(model.fit_predict(rows), np.int64)
-
-
-def _sorted_by_size(rows: Float32[Tensor, "n dim"], found: Int64[Tensor, " n"]) -> Clusters:
+def _sorted_by_size(rows: Float32[Tensor, "n dim"], cluster: Int64[Tensor, " n"]) -> Clusters:
     """Number clusters from the largest to the smallest, without empty ones."""
-    names, labels, counts = torch.unique(found, return_inverse=True, return_counts=True)
+    names, labels, counts = torch.unique(cluster, return_inverse=True, return_counts=True)
     firsts = torch.full((len(names),), len(rows)).scatter_reduce(
         0, labels, torch.arange(len(rows)), "amin"
     )
@@ -92,3 +87,28 @@ def _sorted_by_size(rows: Float32[Tensor, "n dim"], found: Int64[Tensor, " n"]) 
     centres = normalize(sums.index_add_(0, labels, rows.double()), dim=1).float()
     similarities = (rows * centres[labels]).sum(dim=1)
     return Clusters(labels.numpy(), similarities.numpy(), centres.numpy())
+
+
+def cluster_names(labels: Int64[np.ndarray, " n"], names: Sequence[str]) -> list[str]:
+    """Return up to two words for each cluster, joined by a comma; empty if no word fits."""
+    words_of_names = [words_of(name) for name in names]
+    everywhere = Counter(word for words in words_of_names for word in words)
+    titles = []
+    for cluster in range(int(labels.max()) + 1 if len(labels) else 0):
+        rows = np.flatnonzero(labels == cluster)
+        here = Counter(word for row in rows for word in words_of_names[row])
+        scores = {
+            word: (count / len(rows)) * (count / everywhere[word])
+            for word, count in here.items()
+            if count >= LEAST_SHARE * len(rows)
+            and count / len(rows) >= LEAST_LIFT * everywhere[word] / len(names)
+        }
+        best = sorted(scores, key=lambda word: (-scores[word], word))[:WORDS]
+        titles.append(", ".join(best))
+    return titles
+
+
+def words_of(name: str) -> set[str]:
+    """Return the words of a path in lower case, without numbers, suffixes and camera words."""
+    stem = re.sub(r"\.\w{1,5}$", "", name)
+    return {word for word in map(str.lower, WORD.findall(stem)) if word not in CAMERA}

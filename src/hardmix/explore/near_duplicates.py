@@ -1,6 +1,6 @@
-"""Near-duplicates: groups of nearly identical images, and the one of each to keep."""
+"""Near-duplicates: groups of nearly identical images, and the one to keep in each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,16 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from hardmix.errors import InputError
-from hardmix.explore.nearest import blocks, unit_rows
+from hardmix.explore.neighbourhoods import unit_rows
 
 THRESHOLD = 0.95
 """Smallest cosine similarity of near-duplicates."""
 
 LAST_BITS = 1e-6
 """Rounding errors of the cosine of two equal vectors."""
+
+BLOCK = 1 << 24
+"""Most similarities held at once: 64 MB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +61,10 @@ def duplicates(
 
     `confirm` is a second description of the same rows, such as thumbnails minus their mean: its
     cosines must reach `confirm_threshold` too, since an encoder alone may be mistaken.
-    `preference` has a value for each row, such as (pixels, bytes): the row with the highest is
-    kept, or the first of equal ones. Rows are visited in order of preference; each that is not in
-    a group yet forms one with all that are similar enough. So every row that could be removed is
-    similar to the one that is kept, not only to a neighbour of it.
+    `preference` has a value for each row, such as (pixels, bytes): the row with the highest value
+    is kept, or the first of equal ones. Rows are visited in order of preference; each row that is
+    not in a group yet forms one with all that are similar enough. So every row that could be
+    removed is similar to the one that is kept, not only to a neighbour of it.
     """
     for name, value in (("threshold", threshold), ("confirm_threshold", confirm_threshold)):
         if not 0 < value <= 1:
@@ -80,12 +83,12 @@ def duplicates(
         judges.append((second[order], confirm_threshold))
     groups = _groups(judges)
     numbers = order.numpy()
-    found = [
+    in_order = [
         DuplicateGroup(int(numbers[group.keep]), numbers[group.others], group.similarities)
         for group in groups
     ]
-    found.sort(key=lambda group: (-len(group.others), group.keep))
-    return Duplicates(tuple(found), threshold)
+    in_order.sort(key=lambda group: (-len(group.others), group.keep))
+    return Duplicates(tuple(in_order), threshold)
 
 
 def _by_preference(number: int, preference: Sequence[Any] | None) -> Int64[Tensor, " n"]:
@@ -100,20 +103,20 @@ def _by_preference(number: int, preference: Sequence[Any] | None) -> Int64[Tenso
 
 
 def _groups(judges: Sequence[tuple[Tensor, float]]) -> list[DuplicateGroup]:
-    """Return groups of rows in order of preference, so that only later rows join a group.
+    """Return groups of rows, which are in order of preference: only later rows join a group.
 
     Each judge has rows and a threshold; similarities are those of the first judge.
     """
     rows, _ = judges[0]
     taken = np.zeros(len(rows), bool)
     groups = []
-    for some in blocks(len(rows), len(rows)):
-        similarity = (rows[some] @ rows[some.start :].T).numpy()
+    for block in blocks(len(rows), len(rows)):
+        similarity = (rows[block] @ rows[block.start :].T).numpy()
         near = similarity >= judges[0][1] - LAST_BITS
         for others, threshold in judges[1:]:
-            near &= (others[some] @ others[some.start :].T).numpy() >= threshold - LAST_BITS
+            near &= (others[block] @ others[block.start :].T).numpy() >= threshold - LAST_BITS
         for row in np.flatnonzero(near.sum(axis=1) > 1):
-            first = some.start + row
+            first = block.start + row
             if taken[first]:
                 continue
             joining = np.flatnonzero(near[row, row + 1 :] & ~taken[first + 1 :])
@@ -125,3 +128,10 @@ def _groups(judges: Sequence[tuple[Tensor, float]]) -> list[DuplicateGroup]:
             taken[others] = taken[first] = True
             groups.append(DuplicateGroup(int(first), others, value[best]))
     return groups
+
+
+def blocks(rows: int, columns: int) -> Iterator[slice]:
+    """Yield slices of `rows` whose similarities with all columns stay within BLOCK."""
+    step = max(1, BLOCK // max(1, columns))
+    for start in range(0, rows, step):
+        yield slice(start, min(rows, start + step))

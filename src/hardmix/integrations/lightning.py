@@ -1,4 +1,4 @@
-"""Lightning: what a LightningModule needs for MoCo with mixed hard negatives.
+"""Lightning: MoCo for a LightningModule, with mixed hard negatives if wanted.
 
 class Mochi(MomentumContrast, lightning.LightningModule):
     def training_step(self, batch, _):
@@ -16,10 +16,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hardmix.errors import InputError
-from hardmix.integrations.mixing_options import MixingOptions, loss_for_queue
+from hardmix.integrations.mixing_options import MixingOptions, replacement_loss
+from hardmix.mixing.checks import check_whole
 from hardmix.mixing.loss import Temperature
 from hardmix.mixing.queue import MemoryQueue
 from hardmix.runtime.distributed import gather
+from hardmix.settings.named_choices import QueueStart, SameLabel
 
 
 class MomentumContrast(nn.Module):
@@ -37,16 +39,23 @@ class MomentumContrast(nn.Module):
         queue_size: int,
         momentum: float = 0.999,
         temperature: Temperature = 0.2,
+        key_groups: int = 1,
+        start: QueueStart = "empty",
         **mixing: Unpack[MixingOptions],
     ) -> None:
         """Create encoders, loss and queue.
 
-        encoder: maps a batch of views to embeddings (batch, dim) of any length. From statistics of
-        batch normalisation it could tell which key is a query's (MoCo, Sec. 3.3): use other
-        normalisation, or encoders of `hardmix pretrain`, which shuffles.
-        queue_size: K, the number of keys in the queue.
-        momentum: m of MoCo's Eq. 2.
-        mixing: arguments of `MochiLoss`, such as num_hardest=512. The counts are the paper's.
+        Args:
+            encoder: maps a batch of views to embeddings (batch, dim) of any length.
+            dim: the number of dimensions of an embedding.
+            queue_size: K, the number of keys in the queue.
+            momentum: m of MoCo's Eq. 2.
+            temperature: tau of Eq. 1.
+            key_groups: keys are encoded in this many groups of samples, drawn anew at every step.
+                The statistics of batch normalisation then do not tell which key is a query's (MoCo,
+                Sec. 3.3, on one device). 1 is for encoders without batch normalisation.
+            start: "random" for a queue that begins with random vectors, as official MoCo's does.
+            mixing: arguments of `MochiLoss`, such as num_pairs=512.
         """
         super().__init__()
         if not 0 <= momentum <= 1:
@@ -54,11 +63,18 @@ class MomentumContrast(nn.Module):
                 f"momentum={momentum} must be from 0 to 1: it is the share of the key encoder that"
                 " is kept at every step; MoCo uses 0.999."
             )
+        check_whole(key_groups=key_groups)
+        if key_groups < 1:
+            raise InputError(
+                f"key_groups={key_groups} is below 1: it is the number of groups in which keys are"
+                " encoded; 1 encodes all at once."
+            )
         self.encoder = encoder
         self.key_encoder = copy.deepcopy(encoder).requires_grad_(False)
         self.momentum = momentum
-        self.mochi = loss_for_queue(temperature, queue_size, mixing)
-        self.memory = MemoryQueue(queue_size, dim)
+        self.key_groups = key_groups
+        self.mochi = replacement_loss(temperature, mixing, queue_size)
+        self.memory = MemoryQueue(queue_size, dim, start=start)
         self._updated_at = -1
 
     def contrast(
@@ -68,28 +84,52 @@ class MomentumContrast(nn.Module):
         *,
         labels: Tensor | None = None,
         ids: Tensor | None = None,
+        same_label: SameLabel = "exclude",
         mix: bool = True,
     ) -> Float[Tensor, ""]:
         """Return the loss of two views of each image; in training, then write the keys.
 
         The key encoder moves once per step of the optimizer, however many batches are accumulated.
-        labels: classes, for the oracle (Sec. 3.3): negatives of the query's own are left out.
-        ids: of the images; older keys of the query's own image are left out.
-        mix: False for no points, as in the first epochs (see `hardmix.mixing_started`).
+
+        Args:
+            query_views: one view of each image, for the encoder.
+            key_views: another, for the key encoder.
+            labels: classes; negatives of the query's class are left out, as by the oracle (Sec.
+                3.3), or are further positives (see `same_label`).
+            ids: of the images; older keys of the query's own image are left out.
+            same_label: "exclude" or "positives".
+            mix: False for no points, as in the first epochs (see `hardmix.mixing_started`).
         """
         if self.training:
             self._follow()
-        with torch.no_grad():
-            key: Tensor = self.key_encoder(key_views)
-        exclude = None if labels is None else self.memory.same_class(labels)
-        if ids is not None:
-            same = self.memory.same_image(ids)
-            exclude = same if exclude is None else exclude | same
-        value: Tensor = self.mochi(self.encoder(query_views), key, self.memory, exclude, mix=mix)
+        key = self._keys(key_views)
+        value: Tensor = self.mochi(
+            self.encoder(query_views),
+            key,
+            self.memory,
+            labels=labels,
+            ids=ids,
+            same_label=same_label,
+            mix=mix,
+        )
         if self.training:
-            everyone = [None if each is None else gather(each) for each in (labels, ids)]
-            self.memory.enqueue(gather(key), *everyone)
+            self.memory.enqueue(
+                gather(key),
+                labels=None if labels is None else gather(labels),
+                ids=None if ids is None else gather(ids),
+            )
         return value
+
+    @torch.no_grad()
+    def _keys(self, views: Any) -> Tensor:
+        """Return the keys; in training, encoded in groups of samples that are drawn anew."""
+        if self.key_groups == 1 or not self.training:
+            keys: Tensor = self.key_encoder(views)
+            return keys
+        order = torch.randperm(len(views), device=views.device)
+        groups = views[order].tensor_split(self.key_groups)
+        encoded = torch.cat([self.key_encoder(group) for group in groups if len(group)])
+        return torch.empty_like(encoded).index_copy_(0, order, encoded)
 
     @torch.no_grad()
     def _follow(self) -> None:

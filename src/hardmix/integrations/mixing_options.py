@@ -1,7 +1,8 @@
-"""What every integration passes on to `MochiLoss`."""
+"""The options that every integration passes on to `MochiLoss`."""
 
-from typing import TypedDict
+from typing import Literal, TypedDict
 
+from hardmix.errors import InputError
 from hardmix.mixing.checks import check_num_hardest
 from hardmix.mixing.family import Denominator, Formula, NegativeFilter, NegativeWeights
 from hardmix.mixing.loss import MochiLoss, Temperature
@@ -18,15 +19,16 @@ from hardmix.settings.named_choices import (
 class MixingOptions(TypedDict, total=False):
     """Keyword arguments of every loss here: those of `MochiLoss`, except its temperature.
 
-    num_pairs=0 and num_with_query=0 turn mixing off: the loss is then the other library's own.
+    Without any of them the loss is the one that it replaces. Nothing is mixed unless `num_pairs` or
+    `num_with_query` asks for it.
     """
 
-    num_hardest: int
-    """N: hardest negatives of a query that may be mixed; at most all."""
+    num_hardest: int | Literal["sixteenth"]
+    """N: hardest negatives of a query that may be mixed; a sixteenth of all unless given."""
     num_pairs: int
-    """s: points that mix two of them."""
+    """s: points that mix two of them; 0 unless given."""
     num_with_query: int
-    """s': points that mix one of them with the query."""
+    """s': points that mix one of them with the query; 0 unless given."""
     strategy: StrategyName | Strategy
     """How points are made: a name in STRATEGIES, or a callable."""
     real_negatives: RealNegatives
@@ -36,24 +38,26 @@ class MixingOptions(TypedDict, total=False):
     weights: WeightsName | NegativeWeights
     """Weights of real negatives: a name in WEIGHTS, or a callable."""
     denominator: DenominatorName | Denominator | Formula
-    """What the loss is made of: a name in DENOMINATORS, or a function of `Masses`."""
+    """The formula of the loss: a name in DENOMINATORS, or a function of `Masses`."""
     filter_negatives: FilterName | NegativeFilter
     """Which negatives are taken for false: a name in FILTERS, or a callable."""
 
 
-FOR_BATCHES: MixingOptions = {"num_hardest": 64, "num_pairs": 64, "num_with_query": 8}
-"""Ours: the counts for negatives of a batch, in the proportions of the paper's for a queue."""
+UNMIXED: MixingOptions = {"num_hardest": "sixteenth", "num_pairs": 0, "num_with_query": 0}
 
 
-def loss_for_batches(temperature: Temperature, mixing: MixingOptions) -> MochiLoss:
-    """Return the loss for negatives of a batch, with fewer points unless these options say."""
-    options: MixingOptions = {**FOR_BATCHES, **mixing}
-    return MochiLoss(temperature=temperature, **options)
-
-
-def loss_for_queue(temperature: Temperature, size: int, mixing: MixingOptions) -> MochiLoss:
-    """Return the loss for a queue of this size, with the paper's counts unless options say."""
-    hardest: MixingOptions = {"num_hardest": min(1024, size)}
-    options: MixingOptions = {**hardest, **mixing}
-    check_num_hardest(options["num_hardest"], size)
+def replacement_loss(
+    temperature: Temperature, mixing: MixingOptions, queue_size: int | None = None
+) -> MochiLoss:
+    """Return the loss with these options, which mixes nothing unless they say so."""
+    options: MixingOptions = {**UNMIXED, **mixing}
+    points = options["num_pairs"] or options["num_with_query"] or "strategy" in mixing
+    if "num_hardest" in mixing and not points:
+        raise InputError(
+            f"num_hardest={mixing['num_hardest']} without points mixes nothing: pass num_pairs or"
+            " num_with_query as well, such as num_pairs=64."
+        )
+    number = options["num_hardest"]
+    if queue_size is not None and number != "sixteenth":
+        check_num_hardest(number, queue_size)
     return MochiLoss(temperature=temperature, **options)

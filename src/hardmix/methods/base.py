@@ -1,4 +1,4 @@
-"""The interface of the loop to methods. A method is one file here and one line in METHODS.
+"""The interface of the loop to methods: a method is one file here and one line in `METHOD_FACTS`.
 
 The loop (training/) owns accumulation, autocast, averaging over processes, NaN, the optimizer and
 its schedule. A method has networks and a loss, stores what the next step needs, and reports
@@ -8,8 +8,9 @@ measures. The order of a step:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,16 +18,17 @@ from torch import Tensor, nn
 
 from hardmix.data.batches import Batch, Loader
 from hardmix.data.image_set import ImageSet
-from hardmix.data.view_kinds import ViewKind, usual_views
+from hardmix.data.views import ViewKind, usual_views
 from hardmix.mixing.family import Denominator, Formula, NegativeFilter, NegativeWeights
 from hardmix.mixing.infonce import Contrast
 from hardmix.mixing.plans import MixPlan
 from hardmix.mixing.queue import MemoryQueue
 from hardmix.mixing.strategies import Strategy
-from hardmix.runtime.device import Compute
+from hardmix.models.encoders import Encoder, build_encoder
+from hardmix.runtime.device import Compute, read_together
 from hardmix.runtime.distributed import agree_on_max, data_parallel, share_state
 from hardmix.settings.config import PretrainConfig
-from hardmix.settings.method_options import MethodOptions
+from hardmix.settings.methods import METHOD_FACTS, MethodName
 
 
 class TrainingPosition(NamedTuple):
@@ -43,7 +45,7 @@ class TrainingPosition(NamedTuple):
 
 
 class OwnMixing(NamedTuple):
-    """The user's own functions in place of names of the settings."""
+    """The user's own functions in place of names in the settings."""
 
     strategy: Strategy | None = None
     """mix.strategy."""
@@ -56,7 +58,7 @@ class OwnMixing(NamedTuple):
 
 
 class Materials(NamedTuple):
-    """What a method is built with besides its config."""
+    """The objects that a method is built with, besides its config."""
 
     compute: Compute
     """Device and number format."""
@@ -74,10 +76,12 @@ class Materials(NamedTuple):
 
 @dataclass
 class StepOutcome:
-    """The result of a part of a batch. Methods add what they want to describe, detached."""
+    """The result of a part of a batch; methods may add what they describe later, detached."""
 
     loss: Float[Tensor, ""]
     """Differentiable loss; the loop computes its gradient."""
+    measures: dict[str, Tensor] = field(default_factory=dict, kw_only=True)
+    """Numbers for metrics.jsonl by name, detached, such as further terms of the loss."""
 
 
 class NonFiniteError(Exception):
@@ -87,27 +91,32 @@ class NonFiniteError(Exception):
 class Method(nn.Module):
     """A training method. Subclasses must define `networks`, `trunk` and `loss`."""
 
-    Options: ClassVar[type[MethodOptions] | None] = None
-    """Class of its own settings, `--NAME.*` on the command line; defined in settings/."""
     views: ClassVar[int] = 2
     """Number of views per image, all as data.* says; for others see `view_kinds`."""
     needs_labels: ClassVar[bool] = False
-    """Whether it needs labels."""
+    """Whether it trains on labels."""
     trunk: nn.Module
     """The network that is kept: images to features."""
     memory: MemoryQueue | None
-    """Its queue of keys, if it has one."""
+    """The queue of keys, if there is one."""
+    options: Any
+    """The method's own settings, `--NAME.*`; subclasses annotate the name with their class."""
 
     def __init__(self, config: PretrainConfig, materials: Materials) -> None:
         super().__init__()
-        self.config, self.materials = config, materials
+        self.config, self.materials, self.options = config, materials, config.options
         self.memory = None
-        self._shared: dict[str, nn.Module] = {}  # not registered: they are not saved twice
+        self._shared: dict[str, nn.Module] = {}  # not registered, so that they are not saved twice
 
     @classmethod
     def view_kinds(cls, config: PretrainConfig) -> tuple[ViewKind, ...]:  # noqa: ARG003
         """Return the kinds of views that a batch has, in order: sizes, crops and colours."""
         return usual_views(cls.views)
+
+    def new_encoder(self) -> Encoder:
+        """Return trunk and head as the settings say, or with the user's own trunk."""
+        model, data = self.config.model, self.config.data
+        return build_encoder(model, data.channels, self.materials.trunk, image_size=data.image_size)
 
     def networks(self) -> dict[str, nn.Module]:
         """Return the networks to train, by name; the loop averages gradients over processes."""
@@ -129,13 +138,13 @@ class Method(nn.Module):
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return parameter groups for torch's optimizers; "lr_factor" scales the learning rate."""
         networks = self.networks().values()
-        every = [each for net in networks for each in net.parameters()]
+        parameters = [parameter for network in networks for parameter in network.parameters()]
         factor = self.config.trunk_lr
         if factor == 1:
-            return [{"params": every}]
-        kept = set(self.trunk.parameters())
-        rest = [each for each in every if each not in kept]
-        trunk = [each for each in every if each in kept]
+            return [{"params": parameters}]
+        of_trunk = set(self.trunk.parameters())
+        rest = [parameter for parameter in parameters if parameter not in of_trunk]
+        trunk = [parameter for parameter in parameters if parameter in of_trunk]
         return [{"params": rest}, {"params": trunk, "lr_factor": factor}]
 
     def example(self, name: str) -> tuple[Tensor, ...]:  # noqa: ARG002
@@ -175,9 +184,17 @@ class Method(nn.Module):
     def forget_images(self) -> None:
         """Called if the data set has changed: image ids and labels are no longer valid."""
 
-    def describe(self, outcomes: Sequence[StepOutcome]) -> dict[str, float]:  # noqa: ARG002
-        """Return measures of a step for metrics.jsonl; the loop averages them over ranks."""
-        return {}
+    def describe(self, outcomes: Sequence[StepOutcome]) -> dict[str, float]:
+        """Return numbers of a step for metrics.jsonl; the loop averages them over ranks.
+
+        These are the outcomes' measures, averaged over the parts of the batch.
+        """
+        names = outcomes[-1].measures
+        means = {
+            name: torch.stack([outcome.measures[name] for outcome in outcomes]).mean()
+            for name in names
+        }
+        return read_together(means) if means else {}
 
     def hardness(self, outcomes: Sequence[StepOutcome]) -> dict[str, list[Any]] | None:  # noqa: ARG002
         """Return Fig. 2a's numbers of a step; None if there are no negatives."""
@@ -193,8 +210,24 @@ class Method(nn.Module):
         raise NotImplementedError
 
 
+def method_class(name: MethodName) -> type[Method]:
+    """Return the class of a method, whose module is imported when it is first asked for."""
+    module, kind = METHOD_FACTS[name].home.split(".")
+    return cast("type[Method]", getattr(import_module(f"hardmix.methods.{module}"), kind))
+
+
+def build_method(config: PretrainConfig, materials: Materials) -> Method:
+    """Build the method of a run, with random weights."""
+    return method_class(config.method)(config, materials)
+
+
 def check_embeddings(**embeddings: Float[Tensor, "batch dim"]) -> None:
-    """Raise NonFiniteError if embeddings are NaN or infinite on any rank."""
+    """Raise NonFiniteError if embeddings are NaN or infinite on any rank.
+
+    On a GPU they are not read, because that would wait for it: there, the gradients tell.
+    """
+    if any(rows.device.type != "cpu" for rows in embeddings.values()):
+        return
     broken = [name for name, rows in embeddings.items() if not bool(rows.isfinite().all())]
     if agree_on_max(len(broken)):
         where = f"the {' and the '.join(broken)} embeddings" if broken else "another rank's output"

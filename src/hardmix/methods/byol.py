@@ -32,28 +32,27 @@ from hardmix.methods.base import (
     TrainingPosition,
     check_embeddings,
 )
-from hardmix.models.encoders import build_encoder
-from hardmix.models.heads import batch_norm_mlp
-from hardmix.models.synchronised import synchronise_batch_norm
+from hardmix.models.batch_norm import synchronise_batch_norm
+from hardmix.models.encoders import batch_norm_mlp
 from hardmix.runtime.distributed import gather
 from hardmix.runtime.profile import timed
 from hardmix.settings.config import PretrainConfig
-from hardmix.settings.method_options import ByolOptions
+from hardmix.settings.methods import ByolOptions
 from hardmix.settings.schedules import cosine
 
 
 @dataclass
 class ByolOutcome(StepOutcome):
-    """Projections of a part of a batch."""
+    """Numbers of a part of a batch that are described later."""
 
     similarity: Tensor
-    """Of predictions and projections, on average."""
+    """Mean similarity of predictions and projections."""
     projection: Tensor
-    """The target's, of the second views."""
+    """The target's projections of the second views."""
 
 
 class Online(nn.Module):
-    """Trunk, projector and predictor: images to predictions of unit length, in float32."""
+    """Trunk, projector and predictor: from images to predictions of unit length, in float32."""
 
     def __init__(self, trunk: nn.Module, width: int, hidden: int, dim: int) -> None:
         super().__init__()
@@ -70,14 +69,13 @@ class Online(nn.Module):
 class Byol(Method):
     """An online network and a target that follows it."""
 
-    Options = ByolOptions
+    options: ByolOptions
 
     def __init__(self, config: PretrainConfig, materials: Materials) -> None:
         super().__init__(config, materials)
-        data, model = config.data, config.model
-        encoder = build_encoder(model, data.channels, materials.trunk, image_size=data.image_size)
-        options = cast("ByolOptions", config.options)
-        online = Online(encoder.trunk, encoder.width, options.hidden, model.dim)
+        encoder = self.new_encoder()
+        hidden, dim = self.options.hidden, config.model.dim
+        online = Online(encoder.trunk, encoder.width, hidden, dim)
         target = nn.Sequential(copy.deepcopy(online.trunk), copy.deepcopy(online.projector))
         device = materials.compute.device
         self.online = cast("Online", synchronise_batch_norm(online, device))
@@ -85,16 +83,16 @@ class Byol(Method):
 
     @property
     def trunk(self) -> nn.Module:  # type: ignore[override]
-        """The online network without projector and predictor."""
+        """Return the online network without projector and predictor."""
         return self.online.trunk
 
     def networks(self) -> dict[str, nn.Module]:
-        """The online network; the target follows by momentum."""
+        """Return the online network; the target follows by momentum."""
         return {"online": self.online}
 
     @torch.no_grad()
     def begin_step(self, at: TrainingPosition) -> None:
-        """Move the target, with a momentum that rises to 1."""
+        """Move the target towards the online network, with a momentum that rises to 1."""
         momentum = target_momentum(self.config.model.key_momentum, at.progress)
         followed: list[Tensor] = [
             *self.online.trunk.parameters(),
@@ -104,13 +102,12 @@ class Byol(Method):
             torch._foreach_lerp_(list(self.target.parameters()), followed, 1 - momentum)
 
     def loss(self, part: Batch, at: TrainingPosition) -> ByolOutcome:  # noqa: ARG002
-        """The symmetric regression loss, each view in a batch of its own."""
+        """Return the symmetric regression loss, with each view in a batch of its own."""
         with timed("query"):
             predictions = [self.network("online")(view) for view in part.views]
         with timed("key"), torch.no_grad():
             projections = [normalize(self.target(view).float(), dim=1) for view in part.views]
-        if predictions[0].device.type == "cpu":
-            check_embeddings(prediction=predictions[0], projection=projections[0])
+        check_embeddings(prediction=predictions[0], projection=projections[0])
         with timed("loss"):
             loss = regression(predictions[0], projections[1])
             loss = loss + regression(predictions[1], projections[0])
@@ -118,7 +115,7 @@ class Byol(Method):
 
     @torch.no_grad()
     def describe(self, outcomes: Sequence[StepOutcome]) -> dict[str, float]:
-        """Similarity of the two views, and whether all images have become alike."""
+        """Return the similarity of the two views, and the spread, which is 0 after a collapse."""
         parts = cast("Sequence[ByolOutcome]", outcomes)
         rows = gather(torch.cat([each.projection for each in parts]))
         return {
@@ -130,7 +127,7 @@ class Byol(Method):
 def regression(
     prediction: Float[Tensor, "batch dim"], projection: Float[Tensor, "batch dim"]
 ) -> Float[Tensor, ""]:
-    """The paper's Eq. 2, of unit vectors: the mean of |p - z'|^2 = 2 - 2 p.z'."""
+    """The paper's Eq. 2 for unit vectors: the mean of |p - z'|^2 = 2 - 2 p.z'."""
     return 2 - 2 * (prediction * projection).sum(dim=1).mean()
 
 

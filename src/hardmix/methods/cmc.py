@@ -27,18 +27,17 @@ from hardmix.errors import InputError
 from hardmix.methods.base import Materials, StepOutcome, TrainingPosition, check_embeddings
 from hardmix.methods.contrast_measures import ContrastOutcome
 from hardmix.methods.image_bank import BankMethod, ImageBank
-from hardmix.methods.image_mixture import draw_mixture, mix_images, partners_of
-from hardmix.models.encoders import build_encoder
-from hardmix.models.heads import HEADS
+from hardmix.methods.unmix import draw_mixture, mix_images, partners_of
+from hardmix.models.encoders import HEADS
 from hardmix.models.lab_pair import LabPair
 from hardmix.runtime.profile import timed
 from hardmix.settings.config import PretrainConfig
-from hardmix.settings.method_options import CmcOptions, UnmixOptions
+from hardmix.settings.methods import CmcOptions, UnmixOptions
 from hardmix.settings.named_choices import Head
 
 
 class LabEncoder(nn.Module):
-    """Images to two embeddings of unit length, of L and of ab."""
+    """A network from images to two embeddings of unit length, of L and of ab."""
 
     def __init__(self, trunk: LabPair, width: int, dim: int, head: Head) -> None:
         super().__init__()
@@ -51,8 +50,8 @@ class LabEncoder(nn.Module):
         """Return both embeddings, in float32."""
         features = self.trunk.halves(images)
         light, colours = (
-            normalize(head(each).float(), dim=1)
-            for head, each in zip(self.heads, features, strict=True)
+            normalize(head(half).float(), dim=1)
+            for head, half in zip(self.heads, features, strict=True)
         )
         return light, colours
 
@@ -60,14 +59,12 @@ class LabEncoder(nn.Module):
 class Cmc(BankMethod):
     """Two encoders of half the width, and a bank for each."""
 
-    Options = CmcOptions
+    options: CmcOptions
     views = 1
 
     def __init__(self, config: PretrainConfig, materials: Materials) -> None:
         super().__init__(config, materials)
-        self.options = cast("CmcOptions", config.options)
-        data, model = config.data, config.model
-        encoder = build_encoder(model, data.channels, materials.trunk, image_size=data.image_size)
+        model, encoder = config.model, self.new_encoder()
         if not isinstance(encoder.trunk, LabPair):
             raise InputError(
                 f"model.backbone={model.backbone} with method=cmc: it needs two encoders, of L and"
@@ -79,19 +76,18 @@ class Cmc(BankMethod):
 
     @property
     def trunk(self) -> nn.Module:  # type: ignore[override]
-        """Both encoders without their heads, from RGB to the features of both."""
+        """Return both encoders without their heads, from RGB to the features of both."""
         return self.encoder.trunk
 
     def networks(self) -> dict[str, nn.Module]:
-        """Both encoders as one network."""
+        """Return both encoders as one network."""
         return {"encoder": self.encoder}
 
     def loss(self, part: Batch, at: TrainingPosition) -> ContrastOutcome:
-        """Both directions, of the images and, with cmc.unmix, of mixed ones."""
+        """Return both directions, of the images and, with cmc.unmix, of mixed ones."""
         with timed("query"):
             light, colours = self.network("encoder")(part.query)
-        if light.device.type == "cpu":
-            check_embeddings(L=light, ab=colours)
+        check_embeddings(L=light, ab=colours)
         outcome = self._both_ways(light, colours, part, at, 0)
         outcome.key = torch.cat([light, colours], dim=1).detach()
         if self.options.unmix:
@@ -101,14 +97,14 @@ class Cmc(BankMethod):
     def _both_ways(
         self, light: Tensor, colours: Tensor, part: Batch, at: TrainingPosition, purpose: int
     ) -> ContrastOutcome:
-        """L's contrast with the bank of ab, with the sum of both losses."""
+        """Return L's contrast with the bank of ab; its loss is the sum of both directions."""
         outcome = self.contrast(light, self.memory, part, at, purpose)
         other = self.contrast(colours, self.light, part, at, purpose + 1)
         outcome.loss = outcome.loss + other.loss
         return outcome
 
     def _mixed(self, part: Batch, at: TrainingPosition) -> Tensor:
-        """The losses of mixed images with their own entries and with their partners'."""
+        """Return the loss of mixed images with their own entries and with their partners'."""
         usual, images = UnmixOptions(), part.query
         size = (images.shape[2], images.shape[3])
         mixture = draw_mixture(self.config.train.seed, at, size, usual.beta, usual.mixup)
@@ -127,10 +123,10 @@ class Cmc(BankMethod):
             self.remember(bank, batch, rows, self.options.bank_momentum)
 
     def banks(self) -> dict[str, ImageBank]:
-        """Both banks."""
+        """Return both banks."""
         return {"bank of L": self.light, "bank of ab": self.memory}
 
     def embed(self, images: Tensor) -> Tensor:
-        """Return the embeddings of L, which the bank of ab is contrasted with."""
+        """Return the embeddings of L, which are contrasted with the bank of ab."""
         light: Tensor = self.encoder(images)[0]
         return light

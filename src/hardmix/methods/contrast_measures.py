@@ -1,8 +1,8 @@
-"""What Fig. 2 measures of a step, for every method that contrasts queries with negatives."""
+"""Fig. 2's measures of a step, for every method that contrasts queries with negatives."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -25,14 +25,6 @@ from hardmix.runtime.device import read_together
 from hardmix.runtime.distributed import gather, world_size
 from hardmix.settings.config import PretrainConfig
 
-KINDS_OF = {
-    "mixed-with-key": ("pairs", "key"),
-    "mixcse": ("pairs", "key"),
-    "synco": ("pairs", "query", "beyond", "vector"),
-    "own": ("pairs", "query", "beyond", "key", "vector"),
-}
-"""Kinds of points of strategies that make others than MoCHi."""
-
 
 @dataclass
 class ContrastOutcome(StepOutcome):
@@ -45,11 +37,9 @@ class ContrastOutcome(StepOutcome):
     labels: Tensor
     """Labels of the queries."""
     queue_labels: Tensor
-    """Labels of the negatives; a copy, as those of the oldest keys are overwritten by then."""
+    """Labels of the negatives: a copy, as those of the oldest keys are overwritten later."""
     own: Bool[Tensor, "batch K"] | None = None
-    """Columns that are no negatives at all but the query's own image, if there are any."""
-    extra: dict[str, Tensor] = field(default_factory=dict)
-    """Further terms of the loss, detached, by their names in metrics.jsonl."""
+    """Columns that are not negatives but the query's own image, if there are any."""
 
     @property
     def measured(self) -> Contrast:
@@ -66,9 +56,10 @@ def describe_contrast(outcomes: Sequence[StepOutcome], config: PretrainConfig) -
     last = parts[-1]
     outcome, plan = last.measured, last.plan
     accuracy = proxy_accuracy(outcome, last.exclude)
-    keys = gather(torch.cat([each.key for each in parts]))
+    keys = gather(torch.cat([part.key for part in parts]))
     false = equal_and_known(last.labels, last.queue_labels)
     false = false if last.own is None else false & ~last.own
+    mass = negative_mass(last.contrast)
     described = {
         "proxy_accuracy": accuracy.real,
         "proxy_accuracy_mixed": accuracy.mixed,
@@ -76,30 +67,27 @@ def describe_contrast(outcomes: Sequence[StepOutcome], config: PretrainConfig) -
         "hardest_similarity": outcome.real.amax(dim=1).mean(),
         "spread": keys.std(dim=0).mean() * math.sqrt(config.model.dim),
         "labelled": (gather(last.labels) >= 0).all(),
+        "effective_negatives": mass.effective,
+        **{f"gradient_top_{number}": share for number, share in mass.top.items()},
     }
-    described |= _mass(last.contrast, config.mix.strategy)
-    of_labels = {"false_negatives_top": false_negatives_top(outcome.real, false)}
+    by_labels = {"false_negatives_top": false_negatives_top(outcome.real, false)}
+    by_kind: dict[str, Tensor] = {}
+    anywhere: dict[str, Tensor] = {}
     if plan is not None:
         parents = false_parents(plan, false)
-        of_labels["synthetic_one_false"] = parents.pairs_at_least_one
-        of_labels["synthetic_both_false"] = parents.pairs_both
-        of_labels["synthetic_query_false"] = parents.with_query
-    numbers = read_together(described | of_labels | last.extra)
-    if not numbers.pop("labelled"):
-        numbers = {name: each for name, each in numbers.items() if name not in of_labels}
-    return numbers
-
-
-def _mass(outcome: Contrast, strategy: str) -> dict[str, Tensor]:
-    """Return which negatives and points the loss looks at, by name."""
-    mass = negative_mass(outcome)
-    described = {"effective_negatives": mass.effective}
-    described |= {f"gradient_top_{number}": share for number, share in mass.top.items()}
-    if outcome.plan is None:
-        return described
-    described["synthetic_mass"] = mass.points
-    kinds = KINDS_OF.get(strategy, ("pairs", "query"))
-    return described | {f"synthetic_mass_{name}": mass.kinds[name] for name in kinds}
+        by_labels["synthetic_one_false"] = parents.pairs_at_least_one
+        by_labels["synthetic_both_false"] = parents.pairs_both
+        by_labels["synthetic_query_false"] = parents.with_query
+        described["synthetic_mass"] = mass.points
+        by_kind = {f"synthetic_mass_{kind}": share for kind, share in mass.kinds.items()}
+        highest = gather(torch.stack(list(by_kind.values()))[None]).amax(dim=0)
+        anywhere = {
+            f"{name} on any rank": share for name, share in zip(by_kind, highest, strict=True)
+        }
+    numbers = read_together(described | by_labels | by_kind | anywhere | last.measures)
+    omitted = {name for name in by_kind if not numbers.pop(f"{name} on any rank")}
+    omitted |= set() if numbers.pop("labelled") else by_labels.keys()
+    return {name: value for name, value in numbers.items() if name not in omitted}
 
 
 @torch.no_grad()

@@ -1,12 +1,12 @@
 """A bank of one embedding per image, for methods with a single encoder: InstDis, PIRL, CMC.
 
-An image is contrasted with its own entry and with entries of others, K of them drawn anew at every
-step. Read in HobbitLong/PyContrast (memory/mem_bank.py): entries start random, are drawn with
+An image is contrasted with its own entry and with K entries of others, which are drawn anew at
+every step. Read in HobbitLong/PyContrast (memory/mem_bank.py): entries start random, are drawn with
 replacement, and become normalize(m old + (1 - m) new) when their image is seen. Decided: the K
 entries are drawn once for the whole batch instead of for each query, so that they are one matrix,
-as MoCo's queue is, and points can be mixed in closed form; entries of the query's own image never
-count as its negatives, which there happens now and then; with K at least as large as the bank all
-entries are negatives once.
+as MoCo's queue is, and points can be mixed in closed form; the entry of the query's own image never
+counts as its negative, as happens there now and then; if K is at least as large as the bank, every
+entry is a negative once.
 """
 
 from collections.abc import Sequence
@@ -56,14 +56,14 @@ class ImageBank(MemoryQueue):
         momentum: float,
     ) -> None:
         """Move the entries of these images towards their new embeddings, of unit length."""
-        # An image may be there twice, in place of an unreadable one: both rows write the first.
+        # An image may occur twice, in place of an unreadable one: both rows write the first.
         keys = keys[(ids[:, None] == ids).int().argmax(dim=1)]
         moved = torch.lerp(keys, self.keys.index_select(0, ids), momentum)
         self.keys.index_copy_(0, ids, normalize(moved, dim=1))
         self.labels.index_copy_(0, ids, labels)
 
     def rows(self, number: int, seed: int) -> Int[Tensor, " K"]:
-        """The entries that are a step's negatives: a function of the seed, equal on all ranks."""
+        """Return the entries that are a step's negatives, the same on all ranks by the seed."""
         if number >= len(self):
             return self.ids
         generator = torch.Generator().manual_seed(seed)
@@ -113,30 +113,30 @@ class BankMethod(Method):
         return ContrastOutcome(outcome.loss, outcome, plan, new, exclude, part.labels, labels, own)
 
     def remember(self, bank: ImageBank, batch: Batch, keys: Tensor, momentum: float) -> None:
-        """Write a step's embeddings, of all processes in one order, into a bank."""
+        """Write a step's embeddings into a bank, in the order of the global batch."""
         parts = self.config.train.accumulate
         keys, labels, ids = gather_batch(parts, keys, batch.labels, batch.ids)
         bank.remember(keys, labels, ids, momentum)
 
     def banks(self) -> dict[str, ImageBank]:
-        """Return its banks, by the names that messages call them."""
+        """Return its banks by their names in messages."""
         return {"bank": self.memory}
 
     def replicated(self) -> dict[str, Tensor]:
-        """The banks."""
+        """Return the banks."""
         return {
-            f"{title}'s {name}": each
+            f"{title}'s {name}": buffer
             for title, bank in self.banks().items()
-            for name, each in bank.named_buffers()
+            for name, buffer in bank.named_buffers()
         }
 
     def forget_images(self) -> None:
-        """Forget the images' classes; their entries are overwritten as they are seen."""
+        """Forget the images' classes; entries are overwritten when their images are seen."""
         for bank in self.banks().values():
             bank.labels.fill_(UNKNOWN)
 
     def describe(self, outcomes: Sequence[StepOutcome]) -> dict[str, float]:
-        """Fig. 2's measures."""
+        """Return Fig. 2's measures."""
         return describe_contrast(outcomes, self.config)
 
     def hardness(self, outcomes: Sequence[StepOutcome]) -> dict[str, list[Any]]:

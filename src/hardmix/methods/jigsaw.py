@@ -1,8 +1,8 @@
-"""Jigsaws: tiles of an image in random order, and the encoder of both. PIRL's and InfoMin's.
+"""Jigsaws of PIRL and InfoMin: tiles of an image in random order, and an encoder of both.
 
 Read in HobbitLong/PyContrast (datasets/util.py, networks/util.py), where both methods have the same
-one: a crop of 0.6 to 1 of the image, flipped and no more, cut into 3 x 3 cells of which a tile is
-taken at a random place; a head for tiles of its own, and a layer that joins the nine.
+one: a crop of 0.6 to 1 of the image, only flipped, is cut into 3 x 3 cells, and a tile is taken
+from each cell at a random place. Tiles have a head of their own, and a layer joins the nine.
 """
 
 import torch
@@ -10,11 +10,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from hardmix.data.view_kinds import ViewKind
+from hardmix.data.views import ViewKind
 from hardmix.methods.base import TrainingPosition
 from hardmix.mixing.random_draws import uniform_rows
-from hardmix.models.encoders import Encoder
-from hardmix.models.heads import HEADS
+from hardmix.models.encoders import HEADS, Encoder
 from hardmix.runtime.distributed import rank
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.named_choices import Head
@@ -27,7 +26,7 @@ class JigsawEncoder(Encoder):
     """An encoder that embeds tiles, too, by the same trunk and a head of their own."""
 
     def __init__(self, encoder: Encoder, dim: int, head: Head) -> None:
-        nn.Module.__init__(self)  # trunk and head are the encoder's, so that their weights are
+        nn.Module.__init__(self)  # it takes over trunk and head of the encoder, with their weights
         self.width, self.trunk, self.head = encoder.width, encoder.trunk, encoder.head
         self.tile_head = HEADS[head](encoder.width, dim)
         self.join = nn.Linear(TILES * dim, dim)
@@ -37,7 +36,7 @@ class JigsawEncoder(Encoder):
         images: Float[Tensor, "batch channels y x"],
         tiles: Float[Tensor, "batch 9 channels v u"] | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return embeddings of images and, if given, of their jigsaws: (batch, dim), float32."""
+        """Return the embeddings of images and, with `tiles`, of their jigsaws, in float32."""
         if tiles is None:
             return super().forward(images)
         parts = self.tile_head(self.features(tiles.flatten(0, 1)))
@@ -46,14 +45,14 @@ class JigsawEncoder(Encoder):
 
 
 def jigsaw_view(size: int) -> ViewKind:
-    """The kind of view that is cut into tiles."""
+    """Return the kind of view that is cut into tiles."""
     return ViewKind(1, size, (0.6, 1.0), "plain")
 
 
 def draw_tiles(
     images: Float[Tensor, "batch channels size size"], tile: int, seed: int, at: TrainingPosition
 ) -> Float[Tensor, "batch 9 channels {tile} {tile}"]:
-    """Cut tiles, drawn by (seed, step, row of the global batch)."""
+    """Cut tiles at places drawn by (seed, step, row of the global batch)."""
     number = len(images)
     draws = uniform_rows(
         seed_of("tiles", seed, at.step, at.part),

@@ -1,6 +1,7 @@
-"""When and how a run mixes: its loss, its warm-up, and the random numbers of a step.
+"""When and how a run mixes, for every method that has negatives.
 
-For every method that has negatives.
+The loss of the run, its warm-up, and the random numbers of a step, which do not depend on how many
+processes share a batch.
 """
 
 import inspect
@@ -9,23 +10,66 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hardmix.errors import InputError
 from hardmix.methods.base import OwnMixing, TrainingPosition
-from hardmix.methods.row_generators import RowDraws, RowsGenerator
 from hardmix.mixing.family import DENOMINATORS, FILTERS, WEIGHTS
 from hardmix.mixing.loss import MochiLoss
+from hardmix.mixing.random_draws import uniform_rows
 from hardmix.mixing.strategies import STRATEGIES, MixingChoice
 from hardmix.runtime.distributed import rank
 from hardmix.runtime.random_numbers import seed_of
-from hardmix.settings.config import PretrainConfig
-from hardmix.settings.loss_options import LossConfig, MixConfig
+from hardmix.settings.config import LossConfig, MixConfig, PretrainConfig
 from hardmix.settings.schedules import mixing_started
 
 
+class RowsGenerator(torch.Generator):
+    """Random numbers that depend on the seed, the call, and a row's place in the global batch.
+
+    Nothing is drawn for other processes, and a row's numbers do not depend on how many there are.
+    Code that uses it as an ordinary generator gets the same numbers on every process.
+    """
+
+    part: int = 0
+    """Index of the rows' part of the global batch: the rank."""
+    calls: int = 0
+    """Number of calls so far: every call is a purpose of its own."""
+
+    def uniform_rows(
+        self, rows: int, columns: int, dtype: torch.dtype, device: torch.device | str
+    ) -> Float[Tensor, "rows columns"]:
+        """Return uniform numbers in [0, 1), made on the device."""
+        seed = seed_of("rows", self.initial_seed(), self.calls)
+        self.calls += 1
+        return uniform_rows(seed, self.part * rows, rows, columns, dtype, device)
+
+
+class RowDraws:
+    """The numbers of a `RowsGenerator`, from an object that `torch.compile` takes into its graph.
+
+    The seeds are an input of that graph, so that it serves every step.
+    """
+
+    MOST_CALLS = 8
+
+    def __init__(self, seed: int, part: int = 0) -> None:
+        self.part, self.calls = part, 0
+        self.seeds = torch.tensor([seed_of("rows", seed, call) for call in range(self.MOST_CALLS)])
+
+    def uniform_rows(
+        self, rows: int, columns: int, dtype: torch.dtype, device: torch.device | str
+    ) -> Float[Tensor, "rows columns"]:
+        """Return uniform numbers in [0, 1), made on the device."""
+        seed = self.seeds[self.calls]
+        self.calls += 1
+        plain = seed if torch.compiler.is_compiling() else int(seed)
+        return uniform_rows(plain, self.part * rows, rows, columns, dtype, device)
+
+
 class MixingSchedule:
-    """MoCHi's part of a run: the loss, the warm-up, the draws."""
+    """MoCHi's part of a run: the loss, the warm-up, the random numbers."""
 
     def __init__(self, config: PretrainConfig, own: OwnMixing | None = None) -> None:
         self.config, own = config, own or OwnMixing()
@@ -57,17 +101,17 @@ class MixingSchedule:
     def progress(self, epoch: float) -> Tensor:
         """Return how much of the training is done, for strategies that change with it.
 
-        It is a tensor of the host, so that a compiled loss serves every epoch. It has an axis:
-        torch.compile traces a loss twice that is passed a float64 scalar.
+        It is a tensor on the host, so that a compiled loss serves every epoch. It has an axis
+        because torch.compile traces a loss twice if it is passed a float64 scalar.
         """
         return torch.tensor([min(epoch / self.config.train.epochs, 1.0)], dtype=torch.float64)
 
     def generator(self, at: TrainingPosition, purpose: int = 0) -> RowsGenerator | RowDraws:
-        """Return what draws a step's numbers: they do not depend on the number of processes.
+        """Return the source of a step's random numbers.
 
-        A generator for an own strategy, which may ask PyTorch for numbers with it, and for one
-        that draws for the whole batch. `purpose` distinguishes the draws of several losses of one
-        step.
+        It is a generator for the user's own strategy, which may ask PyTorch for numbers with it,
+        and for one that draws for the whole batch. `purpose` distinguishes the draws of several
+        losses of one step.
         """
         seed = seed_of("mixing", self.config.train.seed, at.step, at.part, purpose)
         if self.config.mix.strategy != "own" and self._choice.transformation is None:
@@ -79,7 +123,7 @@ class MixingSchedule:
 
 
 class Family(NamedTuple):
-    """The choices around MoCHi's points."""
+    """The parts of the loss around MoCHi's points."""
 
     weights: Any
     denominator: Any
@@ -93,7 +137,7 @@ RENAMED = {"low": "ring_low", "high": "ring_high"}
 def choose_family(loss: LossConfig, own: OwnMixing | None = None) -> Family:
     """Return weights, denominator and filter by name, with their settings."""
     own = own or OwnMixing()
-    # The mask of loss.filter=same-cluster is the method's: the loss does not know the images.
+    # The method makes the mask of loss.filter=same-cluster: the loss does not see the images.
     chosen = "none" if loss.filter == "same-cluster" else loss.filter
     return Family(
         _member("weights", loss.weights, WEIGHTS, own.weights, loss),
@@ -110,9 +154,10 @@ def _member(
         return _needed(own, f"loss.{setting}", argument)
     if name == "none":
         return name
-    settings = {each: RENAMED.get(each, each) for each in inspect.signature(table[name]).parameters}
+    arguments = inspect.signature(table[name]).parameters
+    settings = {argument: RENAMED.get(argument, argument) for argument in arguments}
     return table[name](
-        **{each: getattr(loss, field) for each, field in settings.items() if hasattr(loss, field)}
+        **{arg: getattr(loss, field) for arg, field in settings.items() if hasattr(loss, field)}
     )
 
 

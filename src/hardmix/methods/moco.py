@@ -1,6 +1,6 @@
 """MoCo (Sec. 3.1) and MoCHi (Sec. 4): two encoders, a queue, and InfoNCE between them.
 
-MoCHi is MoCo whose loss mixes; MoCo v1 and v2 differ in settings alone (`recipes`). With
+MoCHi is MoCo whose loss mixes; MoCo v1 and v2 differ only in settings (`recipes`). With
 `loss.jigsaw` they have InfoMin's second branch (Tian et al. 2020): nine shuffled tiles of the image
 are another query for the same key, and L = (1 - weight) L(query) + weight L(jigsaw). Read in
 HobbitLong/PyContrast (contrast_trainer.py, mem_moco.py). With `mix.*`, points join both terms.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hardmix.data.batches import Batch, Loader
-from hardmix.data.view_kinds import ViewKind
+from hardmix.data.views import ViewKind
 from hardmix.methods.base import (
     Materials,
     Method,
@@ -21,7 +21,7 @@ from hardmix.methods.base import (
     TrainingPosition,
     check_embeddings,
 )
-from hardmix.methods.cluster_filter import ImageClusters
+from hardmix.methods.clusters import ImageClusters
 from hardmix.methods.contrast_measures import ContrastOutcome, describe_contrast, hardness_of
 from hardmix.methods.jigsaw import TILES, JigsawEncoder, draw_tiles, jigsaw_view
 from hardmix.methods.mixing_schedule import MixingSchedule
@@ -29,12 +29,12 @@ from hardmix.mixing.infonce import Contrast
 from hardmix.mixing.loss import MochiLoss
 from hardmix.mixing.plans import MixPlan
 from hardmix.mixing.queue import UNKNOWN, MemoryQueue
-from hardmix.models.encoders import QueryKeyPair, ShuffledImages, build_encoder, encode_keys
+from hardmix.models.encoders import QueryKeyPair, ShuffledImages, encode_keys
 from hardmix.runtime.distributed import gather_batch, together, world_size
 from hardmix.runtime.profile import timed
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.config import PretrainConfig
-from hardmix.settings.method_options import jigsaw_sizes
+from hardmix.settings.methods import jigsaw_sizes
 from hardmix.settings.named_choices import QueueStart
 
 
@@ -46,8 +46,7 @@ class Moco(Method):
     def __init__(self, config: PretrainConfig, materials: Materials) -> None:
         super().__init__(config, materials)
         self.mixing = MixingSchedule(config, materials.mixing)
-        data, model, train = config.data, config.model, config.train
-        encoder = build_encoder(model, data.channels, materials.trunk, image_size=data.image_size)
+        model, train, encoder = config.model, config.train, self.new_encoder()
         if config.loss.jigsaw:
             encoder = JigsawEncoder(encoder, model.dim, model.head)
         self.pair = QueryKeyPair(encoder, model.key_momentum, model.key_bn_splits)
@@ -61,7 +60,7 @@ class Moco(Method):
 
     @classmethod
     def view_kinds(cls, config: PretrainConfig) -> tuple[ViewKind, ...]:
-        """Two as data.* says and, with loss.jigsaw, one to be cut into tiles."""
+        """Return two views as data.* says and, with loss.jigsaw, one to be cut into tiles."""
         usual = super().view_kinds(config)
         if not config.loss.jigsaw:
             return usual
@@ -69,15 +68,15 @@ class Moco(Method):
 
     @property
     def trunk(self) -> nn.Module:  # type: ignore[override]
-        """The query encoder without its head: what target tasks use."""
+        """Return the query encoder without its head, which target tasks use."""
         return self.pair.query.trunk
 
     def networks(self) -> dict[str, nn.Module]:
-        """The query encoder; the key encoder follows by momentum."""
+        """Return the query encoder; the key encoder follows by momentum."""
         return {"query": self.pair.query}
 
     def compile_parts(self, also_loss: bool) -> None:
-        """Both encoders, and the loss."""
+        """Compile both encoders and perhaps the loss."""
         super().compile_parts(also_loss)
         self.pair.key.compile()
         if also_loss:
@@ -89,12 +88,12 @@ class Moco(Method):
             self.clusters.update(self.pair.key, epoch)
 
     def begin_step(self, at: TrainingPosition) -> None:  # noqa: ARG002
-        """MoCo's Eq. 2, the key encoder's momentum; first, as in official MoCo."""
+        """MoCo's Eq. 2: move the key encoder by momentum, first of all, as in official MoCo."""
         with timed("key"):
             self.pair.update_key()
 
     def loss(self, part: Batch, at: TrainingPosition) -> ContrastOutcome:
-        """Eq. 1 with the queue's keys and, once mixing has started, the points of a plan."""
+        """Return Eq. 1 with the queue's keys and, once mixing has started, the points of a plan."""
         if not self.config.loss.jigsaw:
             query, key = self.encode(part, at)
             return self.compare(query, key, part, at)
@@ -103,24 +102,23 @@ class Moco(Method):
         query, jigsaw, key = self.encode(part, at, tiles)
         outcome = self.compare(query, key, part, at)
         term = self.compare(jigsaw, key, part, at, purpose=1).loss
-        outcome.extra = {"jigsaw_loss": term.detach()}
+        outcome.measures["jigsaw_loss"] = term.detach()
         outcome.loss = torch.lerp(outcome.loss, term, self.config.loss.jigsaw)
         return outcome
 
     def encode(self, part: Batch, at: TrainingPosition, *tiles: Tensor) -> tuple[Tensor, ...]:
-        """Return queries, those of tiles if given, and keys: in shuffled groups, no gradient."""
+        """Return queries, those of `tiles` if any, and keys, in shuffled groups and detached."""
         images = ShuffledImages(part.views[1], self._shuffle(len(part.ids), at))
         with timed("query"):
-            made = self.network("query")(part.query, *tiles)
+            embeddings = self.network("query")(part.query, *tiles)
         with timed("key"):
             key = images.encode(self.pair.key)
-        queries: tuple[Tensor, ...] = made if tiles else (made,)
-        if key.device.type == "cpu":  # a GPU would be waited for; there the gradients tell
-            check_embeddings(**dict(zip(("query", "jigsaw"), queries, strict=False)), key=key)
+        queries: tuple[Tensor, ...] = embeddings if tiles else (embeddings,)
+        check_embeddings(**dict(zip(("query", "jigsaw"), queries, strict=False)), key=key)
         return *queries, key
 
     def example(self, name: str) -> tuple[Tensor, ...]:
-        """Two black images and, with loss.jigsaw, their tiles."""
+        """Return two black images and, with loss.jigsaw, their tiles."""
         (images,) = super().example(name)
         if not self.config.loss.jigsaw:
             return (images,)
@@ -147,11 +145,11 @@ class Moco(Method):
         return ContrastOutcome(outcome.loss, outcome, plan, key, exclude, part.labels, labels)
 
     def after_step(self, batch: Batch, outcomes: Sequence[StepOutcome]) -> None:
-        """Write this step's keys into the queue: after it was read, so no key meets itself.
+        """Write this step's keys into the queue, after it was read, so that no key meets itself.
 
-        In the order of the global batch, so that the queue is the same on every rank.
+        They have the order of the global batch, so that the queue is the same on every rank.
         """
-        self._enqueue(batch, [each.key for each in cast("Sequence[ContrastOutcome]", outcomes)])
+        self._enqueue(batch, [part.key for part in cast("Sequence[ContrastOutcome]", outcomes)])
 
     @torch.no_grad()
     def prepare(self, loader: Loader) -> None:
@@ -168,7 +166,7 @@ class Moco(Method):
                     break
 
     def replicated(self) -> dict[str, Tensor]:
-        """The queue, and the images' clusters."""
+        """Return the queue and the images' clusters."""
         queue = {f"queue's {name}": each for name, each in self.memory.named_buffers()}
         return queue if self.clusters is None else queue | {"clusters": self.clusters.number}
 
@@ -228,12 +226,12 @@ class Moco(Method):
         self.memory.enqueue(*gathered, normalised=True)
 
     def _shuffle(self, number: int, at: TrainingPosition) -> Tensor:
-        """One order for the batch of all processes: the seed is the same on each."""
+        """Return an order of the global batch, which is the same on every rank."""
         seed = seed_of("shuffle", self.config.train.seed, at.step, at.part, 0)
         generator = torch.Generator().manual_seed(seed)
         return torch.randperm(number * world_size(), generator=generator)
 
 
 def _contrast(loss: MochiLoss, *embeddings: Any, **options: Any) -> tuple[Contrast, MixPlan | None]:
-    """Return the loss as a step calls it: train.compile=all translates this into one graph."""
+    """Return the loss as a step calls it; train.compile=all turns this into one graph."""
     return loss.contrast(*embeddings, **options, normalised=True, check=False)

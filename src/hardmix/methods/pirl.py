@@ -2,12 +2,12 @@
 
     L = (1 - lambda) L(f(I), v_I) + lambda L(g(tiles of I), v_I)
 
-L is InstDis's loss with the image's entry v_I. The jigsaw is another crop, cut into 3 x 3 cells, of
-each of which a tile is cut at a random place; the nine tiles' embeddings, in random order, are
+L is InstDis's loss with the image's entry v_I. The jigsaw is another crop, cut into 3 x 3 cells; a
+tile is cut from each cell at a random place, and the nine tiles' embeddings, in random order, are
 concatenated and projected. Read in PyContrast (build_backbone.py, util.py), whose 61.7 is the
-paper's: jigsaw of 255 pixels from a crop of 0.6 to 1 with a flip and no colour change, tiles of 64,
-a head for tiles of its own, softmax instead of NCE, the same negatives for both terms, and only the
-image's embedding is written into the bank. Decided: tiles are shuffled before the encoder instead
+paper's: a jigsaw of 255 pixels from a crop of 0.6 to 1 with a flip and no colour change, tiles of
+64, a separate head for tiles, softmax instead of NCE, the same negatives for both terms, and only
+the image's embedding written into the bank. Decided: tiles are shuffled before the encoder instead
 of after it, which is the same. With `mix.*`, points join both terms.
 """
 
@@ -18,67 +18,62 @@ import torch
 from torch import Tensor, nn
 
 from hardmix.data.batches import Batch
-from hardmix.data.view_kinds import ViewKind
+from hardmix.data.views import ViewKind
 from hardmix.methods.base import Materials, StepOutcome, TrainingPosition, check_embeddings
 from hardmix.methods.contrast_measures import ContrastOutcome
 from hardmix.methods.image_bank import BankMethod, ImageBank
 from hardmix.methods.jigsaw import TILES, JigsawEncoder, draw_tiles, jigsaw_view
-from hardmix.models.encoders import build_encoder
 from hardmix.runtime.profile import timed
 from hardmix.settings.config import PretrainConfig
-from hardmix.settings.method_options import PirlOptions
+from hardmix.settings.methods import PirlOptions
 
 
 class Pirl(BankMethod):
     """One encoder, a bank, and jigsaws."""
 
-    Options = PirlOptions
+    options: PirlOptions
 
     def __init__(self, config: PretrainConfig, materials: Materials) -> None:
         super().__init__(config, materials)
-        self.options = cast("PirlOptions", config.options)
-        data, model = config.data, config.model
-        encoder = build_encoder(model, data.channels, materials.trunk, image_size=data.image_size)
-        self.encoder = JigsawEncoder(encoder, model.dim, model.head)
+        self.encoder = JigsawEncoder(self.new_encoder(), config.model.dim, config.model.head)
         self.memory = ImageBank(config, materials)
 
     @classmethod
     def view_kinds(cls, config: PretrainConfig) -> tuple[ViewKind, ...]:
-        """One as data.* says, and one to be cut into tiles."""
+        """Return a view as data.* says, and one to be cut into tiles."""
         options = cast("PirlOptions", config.options)
         return ViewKind(), jigsaw_view(options.jigsaw_size)
 
     @property
     def trunk(self) -> nn.Module:  # type: ignore[override]
-        """The encoder without its heads."""
+        """Return the encoder without its heads."""
         return self.encoder.trunk
 
     def networks(self) -> dict[str, nn.Module]:
-        """Encoder and both heads."""
+        """Return the encoder with both heads."""
         return {"encoder": self.encoder}
 
     def example(self, name: str) -> tuple[Tensor, ...]:
-        """Two black images, and their tiles."""
+        """Return two black images, and their tiles."""
         (images,) = super().example(name)
         size = self.options.tile_size
         return images, images.new_zeros(2, TILES, images.shape[1], size, size)
 
     def loss(self, part: Batch, at: TrainingPosition) -> ContrastOutcome:
-        """Both terms, with the same entries of the bank as negatives."""
+        """Return both terms, with the same entries of the bank as negatives."""
         tiles = draw_tiles(part.key, self.options.tile_size, self.config.train.seed, at)
         with timed("query"):
             query, jigsaw = self.network("encoder")(part.query, tiles)
-        if query.device.type == "cpu":
-            check_embeddings(query=query, jigsaw=jigsaw)
+        check_embeddings(query=query, jigsaw=jigsaw)
         outcome = self.contrast(query, self.memory, part, at)
         term = self.contrast(jigsaw, self.memory, part, at, purpose=1).loss
-        outcome.extra = {"jigsaw_loss": term.detach()}
+        outcome.measures["jigsaw_loss"] = term.detach()
         outcome.loss = torch.lerp(outcome.loss, term, self.options.weight)
         return outcome
 
     def after_step(self, batch: Batch, outcomes: Sequence[StepOutcome]) -> None:
         """Write this step's embeddings of whole images into the bank."""
-        keys = torch.cat([each.key for each in cast("Sequence[ContrastOutcome]", outcomes)])
+        keys = torch.cat([part.key for part in cast("Sequence[ContrastOutcome]", outcomes)])
         self.remember(self.memory, batch, keys, self.options.bank_momentum)
 
     def embed(self, images: Tensor) -> Tensor:

@@ -31,42 +31,37 @@ from hardmix.methods.base import (
 from hardmix.methods.contrast_measures import ContrastOutcome, describe_contrast, hardness_of
 from hardmix.methods.mixing_schedule import MixingSchedule
 from hardmix.mixing.queue import equal_and_known
-from hardmix.models.encoders import Encoder, build_encoder
-from hardmix.models.synchronised import synchronise_batch_norm
+from hardmix.models.batch_norm import synchronise_batch_norm
+from hardmix.models.encoders import Encoder
 from hardmix.runtime.distributed import gather, rank
 from hardmix.runtime.profile import timed
 from hardmix.settings.config import PretrainConfig
 
 
 class SimClr(Method):
-    """One encoder, two views, and the loss between all of a batch."""
+    """One encoder, two views, and the loss between all images of a batch."""
 
     def __init__(self, config: PretrainConfig, materials: Materials) -> None:
         super().__init__(config, materials)
         self.mixing = MixingSchedule(config, materials.mixing)
-        data = config.data
-        encoder = build_encoder(
-            config.model, data.channels, materials.trunk, image_size=data.image_size
-        )
-        synchronised = synchronise_batch_norm(encoder, materials.compute.device)
-        assert isinstance(synchronised, Encoder)
-        self.encoder = synchronised
+        encoder = synchronise_batch_norm(self.new_encoder(), materials.compute.device)
+        assert isinstance(encoder, Encoder)
+        self.encoder = encoder
 
     @property
     def trunk(self) -> nn.Module:  # type: ignore[override]
-        """The encoder without its head."""
+        """Return the encoder without its head."""
         return self.encoder.trunk
 
     def networks(self) -> dict[str, nn.Module]:
-        """The encoder."""
+        """Return the encoder."""
         return {"encoder": self.encoder}
 
     def loss(self, part: Batch, at: TrainingPosition) -> ContrastOutcome:
-        """The paper's Eq. 1, averaged over both views, with the views of all processes."""
+        """Return the paper's Eq. 1, averaged over both views, with the views of all processes."""
         with timed("query"):
             first, second = self.network("encoder")(torch.cat(part.views)).chunk(2)
-        if first.device.type == "cpu":
-            check_embeddings(first=first, second=second)
+        check_embeddings(first=first, second=second)
         with timed("loss"):
             both = gather(torch.stack([first, second], dim=1), with_gradient=True)
             everyone = both.transpose(0, 1).flatten(0, 1)
@@ -94,7 +89,7 @@ class SimClr(Method):
         )
 
     def describe(self, outcomes: Sequence[StepOutcome]) -> dict[str, float]:
-        """Fig. 2's measures, of the first views."""
+        """Return Fig. 2's measures of the first views."""
         return describe_contrast(outcomes, self.config)
 
     def hardness(self, outcomes: Sequence[StepOutcome]) -> dict[str, list[Any]]:
@@ -103,7 +98,7 @@ class SimClr(Method):
 
 
 def own_views(number: int, everyone: int, device: torch.device) -> Bool[Tensor, "batch K"]:
-    """Mark the two views of each of this process's images among the first, then second views."""
+    """Return which columns, first views and then second ones, are views of a row's own image."""
     place = rank() * number + torch.arange(number, device=device)
     columns = torch.arange(2 * everyone, device=device) % everyone
     return place[:, None] == columns

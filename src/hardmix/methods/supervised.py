@@ -1,25 +1,12 @@
 """Cross-entropy on the same trunk and data: the paper's upper bound (Table 1)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
-
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from hardmix.data.batches import Batch
 from hardmix.methods.base import Materials, Method, StepOutcome, TrainingPosition
-from hardmix.models.encoders import build_encoder
 from hardmix.runtime.profile import timed
 from hardmix.settings.config import PretrainConfig
-
-
-@dataclass
-class SupervisedOutcome(StepOutcome):
-    """The accuracy on a part of a batch."""
-
-    accuracy: Tensor
 
 
 class Supervised(Method):
@@ -30,10 +17,7 @@ class Supervised(Method):
 
     def __init__(self, config: PretrainConfig, materials: Materials) -> None:
         super().__init__(config, materials)
-        data = config.data
-        encoder = build_encoder(
-            config.model, data.channels, materials.trunk, image_size=data.image_size
-        )
+        encoder = self.new_encoder()
         self.trunk = encoder.trunk
         self.classifier = nn.Linear(encoder.width, materials.num_classes)
         self._whole = (nn.Sequential(self.trunk, self.classifier),)  # not saved twice
@@ -42,16 +26,11 @@ class Supervised(Method):
         """Return trunk and classifier as one network."""
         return {"classifier": self._whole[0]}
 
-    def loss(self, part: Batch, at: TrainingPosition) -> SupervisedOutcome:  # noqa: ARG002
-        """Return the cross-entropy of the first view."""
+    def loss(self, part: Batch, at: TrainingPosition) -> StepOutcome:  # noqa: ARG002
+        """Return the cross-entropy of the first view, and its accuracy."""
         with timed("query"):
             logits = self.network("classifier")(part.query).float()
         with timed("loss"):
             loss = cross_entropy(logits, part.labels)
         right = (logits.argmax(dim=1) == part.labels).float().mean()
-        return SupervisedOutcome(loss, right)
-
-    def describe(self, outcomes: Sequence[StepOutcome]) -> dict[str, float]:
-        """Return the accuracy on the last batch."""
-        right = [each.accuracy for each in cast("Sequence[SupervisedOutcome]", outcomes)]
-        return {"train_accuracy": float(torch.stack(right).mean())}
+        return StepOutcome(loss, measures={"train_accuracy": right})

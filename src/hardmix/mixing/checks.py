@@ -123,9 +123,9 @@ def check_not_transformed() -> None:
 
 def check_choice(name: str, value: str, choices: Iterable[str], more: str = "") -> None:
     """Refuse a name that is not among the choices; the error lists the closest ones first."""
-    known = list(choices)
-    if value not in known:
-        nearest = difflib.get_close_matches(value, known, n=len(known), cutoff=0.0)
+    names = list(choices)
+    if value not in names:
+        nearest = difflib.get_close_matches(value, names, n=len(names), cutoff=0.0)
         raise InputError(f"{name}={value!r} is unknown: choose one of {', '.join(nearest)}{more}.")
 
 
@@ -140,10 +140,10 @@ def check_labels(name: str, values: Tensor, number: int | None = None, of: str =
     """Refuse labels and ids that are not one integer per image."""
     wrong = values.ndim != 1 or (number is not None and len(values) != number)
     if wrong or values.is_floating_point():
-        each = "each" if number is None else f"each of the {number}"
+        which = "each" if number is None else f"each of the {number}"
         raise InputError(
             f"{name} have shape {tuple(values.shape)} and dtype {values.dtype}: they must hold one"
-            f" whole number for {each} {of}."
+            f" whole number for {which} {of}."
         )
 
 
@@ -263,10 +263,10 @@ def check_plan(plan: "MixPlan", batch: int, dim: int | None = None) -> None:
         return
     shape = tuple(plan.vectors.shape)
     if len(shape) != 3 or shape[0] != batch or (dim is not None and shape[2] != dim):
-        wanted = "" if dim is None else f" of {dim} dimensions"
+        dimensions = "" if dim is None else f" of {dim} dimensions"
         raise InputError(
             f"plan.vectors has shape {shape}: it must be (batch, V, dim), with a batch of {batch}"
-            f" queries{wanted}."
+            f" queries{dimensions}."
         )
 
 

@@ -1,6 +1,6 @@
-"""What Fig. 2 measures: how hard the negatives are, and how many of them are false.
+"""Fig. 2: how hard the negatives are, and how many of them are false.
 
-All of them read a `Contrast` or a plan, and compute nothing twice.
+Each function reads a `Contrast` or a plan, and computes nothing twice.
 """
 
 from typing import NamedTuple
@@ -78,7 +78,7 @@ KINDS = ("vector", "key", "query", "pairs", "beyond")
 
 
 class NegativeMass(NamedTuple):
-    """Where the weight of the negatives lies; means over the queries."""
+    """The distribution of the weight over the negatives; means over the queries."""
 
     points: Float[Tensor, ""]
     """Share of the denominator, positive included, that all points hold."""
@@ -93,7 +93,7 @@ class NegativeMass(NamedTuple):
 
 
 def negative_mass(outcome: Contrast, ranks: tuple[int, ...] = (10, 100)) -> NegativeMass:
-    """Return which negatives and points the loss looks at, by its own masks and weights."""
+    """Return the share of the loss that each kind of negative has, by its masks and weights."""
     plan, terms = outcome.plan, _log_terms(outcome)
     positive = (outcome.positive / outcome.temperature).unsqueeze(1)
     share = torch.cat([terms, positive], dim=1).softmax(dim=1)[:, :-1]
@@ -101,7 +101,7 @@ def negative_mass(outcome: Contrast, ranks: tuple[int, ...] = (10, 100)) -> Nega
     among = share / share.sum(dim=1, keepdim=True).clamp_(min=torch.finfo(share.dtype).tiny)
     effective = torch.special.entr(among).sum(dim=1).exp().mean()
     highest = among.topk(min(max(ranks), among.shape[1]), dim=1).values.cumsum(dim=1).mean(dim=0)
-    top = {each: highest[min(each, len(highest)) - 1] for each in ranks}
+    top = {rank: highest[min(rank, len(highest)) - 1] for rank in ranks}
     if plan is None:
         return NegativeMass(share.new_zeros(()), {}, effective, top)
     marks = torch.arange(VECTOR, VECTOR + len(KINDS), device=share.device)
@@ -114,7 +114,7 @@ def negative_mass(outcome: Contrast, ranks: tuple[int, ...] = (10, 100)) -> Nega
 def _log_terms(outcome: Contrast) -> Float[Tensor, "batch columns"]:
     """Return the log of each negative's and each point's term in the loss's denominator.
 
-    Of several powers the first has the terms; the others, as means, are a factor of each query.
+    If there are several powers, the first gives the terms; the others are a factor of each query.
     """
     plan, real = outcome.plan, outcome.real / outcome.temperature
     points = outcome.synthetic / outcome.temperature
@@ -127,19 +127,19 @@ def _log_terms(outcome: Contrast) -> Float[Tensor, "batch columns"]:
     for scale, exponent in outcome.powers:
         values = real * scale if added is None else real * scale + added
         extra = points * scale if of_points is None else points * scale + of_points.log()
-        every = torch.cat([_shown(values, outcome.exclude), extra], dim=1)
+        scaled = torch.cat([_shown(values, outcome.exclude), extra], dim=1)
         if terms is None:
-            terms = every
+            terms = scaled
             continue
-        number = (every > -torch.inf).sum(dim=1, keepdim=True)
-        mean = every.logsumexp(dim=1, keepdim=True) - number.log()
+        number = (scaled > -torch.inf).sum(dim=1, keepdim=True)
+        mean = scaled.logsumexp(dim=1, keepdim=True) - number.log()
         terms = terms + torch.where(number > 0, exponent * mean, 0.0)
     assert terms is not None
     return terms
 
 
 def _marks(plan: MixPlan) -> Tensor:
-    """The mark of each point's partner, or 0 for a row; 1 if the point is moved away from it."""
+    """Return the mark of each point's partner, 0 for a row, 1 if the share is below 0."""
     return plan.partner.clamp(VECTOR, 0).masked_fill_(plan.share < 0, 1)
 
 
@@ -163,13 +163,13 @@ def false_negatives_top(
 def false_parents(plan: MixPlan, false_negative: Bool[Tensor, "batch K"]) -> FalseParents:
     """Return Fig. 2c: the shares of a plan's points with false negatives as parents."""
     check_mask(false_negative, len(plan.base), false_negative.shape[-1], "false_negative")
-    made, pair = plan.base != NO_POINT, plan.partner >= 0
+    valid, pair = plan.base != NO_POINT, plan.partner >= 0
     base = false_negative.gather(1, plan.base.clamp(min=0))
     partner = false_negative.gather(1, plan.partner.clamp(min=0)) & pair
     return FalseParents(
-        pairs_at_least_one=_share(base | partner, made & pair),
-        pairs_both=_share(base & partner, made & pair),
-        with_query=_share(base, made & ~pair),
+        pairs_at_least_one=_share(base | partner, valid & pair),
+        pairs_both=_share(base & partner, valid & pair),
+        with_query=_share(base, valid & ~pair),
     )
 
 
@@ -186,5 +186,5 @@ def _shown(real: Tensor, exclude: Tensor | None) -> Tensor:
 
 
 def _share(mask: Tensor, among: Tensor | None = None) -> Tensor:
-    """NaN among none; without selecting them, for which a GPU would be waited for."""
+    """Return the share of true values; NaN if there are none to look at. A GPU need not wait."""
     return mask.float().mean() if among is None else (mask & among).sum() / among.sum()

@@ -1,4 +1,4 @@
-"""How well an embedding space is used (App. A): alignment and uniformity on the unit sphere.
+"""Alignment and uniformity on the unit sphere: how well an embedding space is used (App. A).
 
 Definitions and signs follow Wang and Isola: both are losses, lower is better. (The paper prints
 alignment with a stray minus sign, and plots both negated.) Features are normalised here.
@@ -38,8 +38,8 @@ def alignment(features: Float[Tensor, "n dim"], labels: Int[Tensor, " n"]) -> fl
     )
     where = torch.full((len(labels),), -1, device=labels.device)
     where[kept] = members
-    for some, of_class in zip(features.split(CHUNK), where.split(CHUNK), strict=True):
-        total.index_add_(0, of_class[of_class >= 0], _unit(some[of_class >= 0]).double())
+    for rows, of_class in zip(features.split(CHUNK), where.split(CHUNK), strict=True):
+        total.index_add_(0, of_class[of_class >= 0], _unit(rows[of_class >= 0]).double())
     distances = 2 * (count.square() - total.square().sum(dim=1))
     return float(distances.sum() / (count * (count - 1)).sum())
 

@@ -89,6 +89,26 @@ def given_weights(alpha: float = 1.0) -> NegativeWeights:
     return partial(_given_weights, alpha=alpha)
 
 
+def logq_weights(log_probability: Float[Tensor, " items"]) -> NegativeWeights:
+    """Yi et al. 2019 (logQ): logit - log Q, the probability that the negative was sampled.
+
+    In the batch and in a queue, popular items are negatives more often than others. The correction
+    makes the sum of Eq. 1 an estimate of the one over all items. It is applied to the negatives,
+    not to the positive, which was not sampled.
+
+    Args:
+        log_probability: log Q of every item, by its id: the log of its share of the training data.
+            The loss must know the ids: `MemoryQueue.enqueue(ids=...)` and `loss(..., ids=items)`,
+            or `negative_ids`. Negatives without an id are not corrected.
+    """
+    if log_probability.ndim != 1 or not log_probability.is_floating_point():
+        raise InputError(
+            f"log_probability has shape {tuple(log_probability.shape)} and dtype"
+            f" {log_probability.dtype}: it must hold one floating-point number for each item."
+        )
+    return partial(_logq_weights, log_probability=log_probability)
+
+
 def ring_weights(low: float = 90.0, high: float = 99.0) -> NegativeWeights:
     """Wu et al. 2021 (ring): only negatives between two percentiles of the query's similarities.
 
@@ -149,6 +169,21 @@ def _given_weights(logits: Logits, exclude: Tensor | None, alpha: float) -> Tens
         return None
     added = logits.real.new_zeros(logits.real.shape[1])
     added[len(logits.embeddings.negatives) :] = alpha
+    return added.expand_as(logits.real)
+
+
+def _logq_weights(
+    logits: Logits, exclude: Tensor | None, log_probability: Tensor
+) -> Float[Tensor, "batch columns"]:
+    ids = logits.ids
+    if ids is None:
+        raise InputError(
+            "logq_weights needs the ids of the negatives: pass a MemoryQueue that stores them, or"
+            " negative_ids; in_batch takes them from ids."
+        )
+    table = log_probability.to(logits.real)
+    added = logits.real.new_zeros(logits.real.shape[1])
+    added[: len(ids)] = torch.where(ids >= 0, -table[ids.clamp(min=0)], 0.0)
     return added.expand_as(logits.real)
 
 
@@ -259,7 +294,7 @@ def _above_share(logits: Logits, share: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Masses:
-    """What a denominator is made of: one number for each query, as logs."""
+    """The masses that a denominator is made of: one log for each query."""
 
     key: Float[Tensor, " batch"]
     """q.k / tau."""
@@ -269,7 +304,7 @@ class Masses:
     """log of the sum of weight * exp(q.n / tau) over all negatives and points, or of the
     denominator's `powers` of such sums; -inf without any."""
     logits: Logits
-    """What they were made of; the real ones may have been overwritten."""
+    """The logits behind them; the real ones may have been overwritten."""
     exclude: Bool[Tensor, "batch columns"] | None = None
     """Negatives that were left out."""
     also: Float[Tensor, " batch"] | None = None
@@ -284,7 +319,7 @@ class Masses:
 
     @property
     def number(self) -> Float[Tensor, " batch"]:
-        """How many negatives and points a query has."""
+        """The number of negatives and points of each query."""
         number = _count(self.logits.real, self.exclude).squeeze(1)
         if self.logits.plan is not None:
             number = number + (self.logits.plan.base != NO_POINT).sum(dim=1)
@@ -302,7 +337,7 @@ class Denominator:
     formula: Formula
     """Returns the loss of each query."""
     powers: Powers = ONCE
-    """What `Masses.negatives` is made of (see `log_mass`)."""
+    """The sums in `Masses.negatives` (see `log_mass`)."""
     also_at: float | None = None
     """A further scale of the logits, for `Masses.also`."""
     several_positives: bool = False
@@ -435,12 +470,14 @@ def check_family(
     real: Tensor,
 ) -> None:
     """Refuse weights and positives of another shape, or that do not go together."""
-    check_mask(positives, len(real), real.shape[1], "positives")
-    if positives is not None and not denominator.several_positives:
-        raise InputError(
-            "positives with another denominator: several positives are defined for"
-            ' denominator="infonce" (SupCon\'s L_out) and "supcon-in" (L_in).'
-        )
+    if positives is not None:
+        check_mask(positives, len(real), real.shape[1], "positives")
+        if not denominator.several_positives:
+            raise InputError(
+                "several positives, of labels or a mask, with another denominator: they are defined"
+                ' for denominator="infonce" (SupCon\'s L_out) and "supcon-in" (L_in); labels go'
+                ' with the others if same_label="exclude".'
+            )
     expected = tuple(real.shape)
     if isinstance(log_weights, WeightLine):
         log_weights, expected = log_weights.offset, (len(real), 1)
@@ -516,8 +553,8 @@ def _over_positives(
     if exclude is not None:
         positives = positives & ~exclude
     several = (1 + positives.sum(dim=1)).to(key.dtype)
-    _, key_vector, negatives, own = logits.embeddings
-    members = pulled(positives.to(key.dtype), negatives, own) + key_vector
+    vectors = logits.embeddings
+    members = pulled(positives.to(key.dtype), vectors.negatives, vectors.own) + vectors.key
     positive = (logits.scaled * members).sum(dim=1) / several
     if not denominator.looks_inside:
         return positive, None

@@ -58,10 +58,10 @@ def encode_in_chunks(
     """Return the embeddings of every (encoder, chunks) pair; their backward works in chunks.
 
     As `backward_in_chunks`, for loops in which somebody else calls backward, perhaps of a scaled
-    loss. The encoders' parameters get their gradients in `.grad`; torch.autograd.grad knows them
-    not.
+    loss. The encoders' parameters get their gradients in `.grad`; torch.autograd.grad does
+    not see them.
     """
-    switch = torch.zeros(0, requires_grad=True)  # else nobody would call backward
+    switch = torch.zeros(0, requires_grad=True)  # without it, backward would never be called
     embeddings: tuple[Tensor, ...] = _InChunks.apply(switch, encoded, more_follow)
     return embeddings
 
@@ -72,27 +72,27 @@ class _InChunks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, _: Tensor, encoded: Sequence[Encoded], more_follow: Any) -> Any:
         parts, states = _embed(encoded)
-        ctx.given, ctx.precision = (encoded, states, more_follow), _precision(parts[0][0])
+        ctx.encoded, ctx.states, ctx.more_follow = encoded, states, more_follow
+        ctx.precision = _precision(parts[0][0])
         return tuple(torch.cat(each) for each in parts)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
-        encoded, states, more_follow = ctx.given
         with torch.enable_grad(), torch.autocast(**ctx.precision):
-            _send_back(encoded, gradients, states, more_follow)
+            _send_back(ctx.encoded, gradients, ctx.states, ctx.more_follow)
         return None, None, None
 
 
 def _precision(of: Tensor) -> dict[str, Any]:
-    """The autocast that an encoder ran in: backward is called outside of it."""
+    """Return the autocast settings that an encoder ran in: backward is called outside of them."""
     kind = of.device.type
     enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
     return {"device_type": kind, "dtype": dtype, "enabled": enabled}
 
 
 def _embed(encoded: Sequence[Encoded]) -> tuple[list[list[Tensor]], list[list[RandomState]]]:
-    """Every encoder's embeddings chunk by chunk, without a graph, and the random states before."""
+    """Return all embeddings by chunks, without a graph, and the random states before each chunk."""
     parts: list[list[Tensor]] = []
     states: list[list[RandomState]] = []
     with torch.no_grad():
@@ -111,14 +111,14 @@ def _send_back(
     more_follow: Callable[[], AbstractContextManager[Any]],
 ) -> None:
     """Encode each chunk again, with its graph, and send its part of the gradient through it."""
-    left = list(gradients)
+    remaining = list(gradients)
     steps = [(place, chunk) for place, (_, chunks) in enumerate(encoded) for chunk in chunks]
     for number, ((place, chunk), state) in enumerate(zip(steps, states, strict=True)):
         last = number == len(steps) - 1
         with nullcontext() if last else more_follow():
             with _as_before(state):
                 again = _encode(encoded[place][0], chunk)
-            gradient, left[place] = left[place].tensor_split([len(again)])
+            gradient, remaining[place] = remaining[place].tensor_split([len(again)])
             if again.requires_grad:
                 again.backward(gradient.to(again.dtype))
 
@@ -130,27 +130,27 @@ def _encode(encoder: Callable[..., Tensor], chunk: Any) -> Tensor:
 
 
 def _devices(chunk: Any) -> list[torch.device]:
-    """GPUs whose random numbers an encoder may use: those of its input."""
+    """Return the GPUs whose random numbers an encoder may use: those of its input."""
     parts = chunk.values() if isinstance(chunk, dict) else chunk
-    given = parts if isinstance(chunk, dict | tuple | list) else [chunk]
-    found = {each.device for each in given if isinstance(each, Tensor)}
-    return [each for each in found if each.type == "cuda"]
+    inputs = parts if isinstance(chunk, dict | tuple | list) else [chunk]
+    devices = {value.device for value in inputs if isinstance(value, Tensor)}
+    return [device for device in devices if device.type == "cuda"]
 
 
 def _random_state(chunk: Any) -> list[RandomState]:
-    """The states of PyTorch's generators before this chunk."""
-    on_gpus = [(each, torch.cuda.get_rng_state(each)) for each in _devices(chunk)]
+    """Return the states of PyTorch's generators before this chunk."""
+    on_gpus = [(gpu, torch.cuda.get_rng_state(gpu)) for gpu in _devices(chunk)]
     return [(torch.device("cpu"), torch.get_rng_state()), *on_gpus]
 
 
 @contextmanager
 def _as_before(state: list[RandomState]) -> Iterator[None]:
-    """Within, PyTorch's generators repeat what they drew from this state on."""
+    """A context in which PyTorch's generators repeat what they drew after this state."""
     gpus = [device for device, _ in state if device.type == "cuda"]
     with torch.random.fork_rng(devices=gpus):
-        for device, each in state:
+        for device, numbers in state:
             if device.type == "cuda":
-                torch.cuda.set_rng_state(each, device)
+                torch.cuda.set_rng_state(numbers, device)
             else:
-                torch.set_rng_state(each)
+                torch.set_rng_state(numbers)
         yield

@@ -54,7 +54,7 @@ class WeightLine(NamedTuple):
     """
 
     slope: float | Float[Tensor, "..."]
-    """What a logit is multiplied by; below 0, similar negatives count less."""
+    """The factor of a logit; below 0, similar negatives count less."""
     offset: Float[Tensor, "batch 1"] | None = None
     """One number for each query; None for 0."""
 
@@ -90,7 +90,7 @@ class Contrast(NamedTuple):
     plan: MixPlan | None = None
     """The points."""
     powers: Powers = ONCE
-    """What the mass of the negatives was made of (see `log_mass`)."""
+    """The sums in the mass of the negatives (see `log_mass`)."""
 
 
 def contrast(
@@ -200,7 +200,7 @@ def outcome_of(
 
 
 class _MassInputs(NamedTuple):
-    """What a sum over negatives and points is made of, besides what it is differentiated by."""
+    """The inputs of a sum over negatives and points that are constants."""
 
     logits: Logits
     real: Tensor
@@ -267,7 +267,7 @@ class _LogMass(torch.autograd.Function):
             parts.append((part.mass, direction, shares, part.of_points * part.factor))
             del space  # before the next part's is made
         mass, direction, shares, point_shares = (
-            joined(list(each)) for each in zip(*parts, strict=True)
+            joined(list(column)) for column in zip(*parts, strict=True)
         )
         ctx.inputs = (scaled, negatives, own, other, to_base, to_row, to_other)
         ctx.sums, ctx.parents = sums.without_real(), parents
@@ -283,19 +283,19 @@ class _LogMass(torch.autograd.Function):
         direction, shares, point_shares = ctx.saved_tensors
         scaled, negatives, *_, to_other = ctx.inputs
         step = gradient.unsqueeze(1)
-        found: list[Tensor | None] = [None] * 7
+        gradients: list[Tensor | None] = [None] * 7
         # Backward may be called inside autocast too, and would multiply in half precision there.
         with torch.autocast(scaled.device.type, enabled=False):
-            found[0] = step * direction if needed[0] else None
+            gradients[0] = step * direction if needed[0] else None
             if needed[1] or needed[2]:
                 shared, of_query = (step * shares).split(
                     [len(negatives), shares.shape[1] - len(negatives)], dim=1
                 )
-                found[1] = shared.T @ scaled if needed[1] else None
-                found[2] = of_query.unsqueeze(2) * scaled.unsqueeze(1) if needed[2] else None
+                gradients[1] = shared.T @ scaled if needed[1] else None
+                gradients[2] = of_query.unsqueeze(2) * scaled.unsqueeze(1) if needed[2] else None
             if any(needed[3:]):
-                found[3:] = _coefficient_gradients(ctx, step * point_shares, needed, to_other)
-        return *found, None, None
+                gradients[3:] = _coefficient_gradients(ctx, step * point_shares, needed, to_other)
+        return *gradients, None, None
 
 
 class _Shares(NamedTuple):
@@ -310,8 +310,9 @@ class _Shares(NamedTuple):
 def _shares(sums: _MassInputs, rows: slice, space: Tensor | None) -> _Shares:
     """Return the mass and the shares of some queries.
 
-    Those of the real negatives are written to `space`, which may be the logits themselves, a few
-    queries at a time: all passes over them then find them in the cache. None does without them.
+    The shares of the real negatives are written to `space`, which may be the logits themselves, a
+    few queries at a time, so that all passes over them find them in the cache. With None they are
+    not kept.
     """
     real, synthetic = sums.real[rows], sums.synthetic[rows]
     weights, once = sums.logits.log_point_weights, len(sums.powers) == 1
@@ -319,15 +320,15 @@ def _shares(sums: _MassInputs, rows: slice, space: Tensor | None) -> _Shares:
     scratch = real if once and space is not None else torch.empty_like(real[chunks[0]])
     parts: list[tuple[Tensor, ...]] = []
     for part in chunks:
-        whole = slice(rows.start + part.start, rows.start + part.stop)
+        queries = slice(rows.start + part.start, rows.start + part.stop)
         values, sums_of_part = real[part], []
         share_of_all: Tensor | None = None
         for scale, exponent in sums.powers:
             extra = synthetic[part] if scale == 1 else synthetic[part] * scale
-            extra = extra if weights is None else extra + weights[whole]
-            extra = extra if sums.offset is None else extra - sums.offset[whole]
+            extra = extra if weights is None else extra + weights[queries]
+            extra = extra if sums.offset is None else extra - sums.offset[queries]
             terms = space[part] if once and space is not None else scratch[: len(values)]
-            highest = _exponentials(values, scale, sums, whole, extra, terms)
+            highest = _exponentials(values, scale, sums, queries, extra, terms)
             point_terms, total = (extra - highest).exp_(), terms.sum(dim=1, keepdim=True)
             total += point_terms.sum(dim=1, keepdim=True)
             mass = (highest + total.log()).mul_(exponent)
@@ -342,7 +343,7 @@ def _shares(sums: _MassInputs, rows: slice, space: Tensor | None) -> _Shares:
         if share_of_all is not None and space is not None:
             space[part] = share_of_all
         parts.append(sums_of_part[0] if once else _added_up(sums_of_part))
-    mass, of_points, factor = (joined(list(each)) for each in zip(*parts, strict=True))
+    mass, of_points, factor = (joined(list(column)) for column in zip(*parts, strict=True))
     if sums.offset is not None:
         mass = mass + sums.offset[rows] * sum(exponent for _, exponent in sums.powers)
     return _Shares(mass.squeeze(1), of_points, factor)
@@ -425,7 +426,7 @@ def _differentiated_again(
     sums: _MassInputs = ctx.sums
     with torch.enable_grad(), torch.autocast(negatives.device.type, enabled=False):
         # New nodes of the graph: inputs may depend on each other outside of this function.
-        inputs: list[Any] = [None if each is None else each.view_as(each) for each in ctx.inputs]
+        inputs: list[Any] = [None if old is None else old.view_as(old) for old in ctx.inputs]
         scaled, negatives, own, other, to_base, to_row, to_other = inputs
         real, synthetic = dots(scaled, negatives, own), sums.synthetic
         points = sums.logits.points
@@ -437,9 +438,9 @@ def _differentiated_again(
         mass = _plain_log_mass(
             real, synthetic, sums.exclude, sums.log_weights, sums.powers, sums.logits
         )
-        wanted = [each for each, need in zip(inputs, needed, strict=True) if need]
-        found = iter(torch.autograd.grad(mass, wanted, gradient, create_graph=True))
-    return tuple(next(found) if need else None for need in needed)
+        leaves = [leaf for leaf, need in zip(inputs, needed, strict=True) if need]
+        gradients = iter(torch.autograd.grad(mass, leaves, gradient, create_graph=True))
+    return tuple(next(gradients) if need else None for need in needed)
 
 
 def _plain_log_mass(
@@ -454,7 +455,8 @@ def _plain_log_mass(
     added = log_weights.weights(real) if isinstance(log_weights, WeightLine) else log_weights
     of_points, total = logits.log_point_weights, None
     for scale, exponent in powers:
-        values, extra = (each if scale == 1 else each * scale for each in (real, synthetic))
+        values = real if scale == 1 else real * scale
+        extra = synthetic if scale == 1 else synthetic * scale
         values = values if added is None else values + added
         extra = extra if of_points is None else extra + of_points
         if exclude is not None:

@@ -88,7 +88,7 @@ class Points(NamedTuple):
 
 
 class Logits(NamedTuple):
-    """What a loss of the family is made of, for every query."""
+    """The logits that every loss of the family reads, and the vectors behind them."""
 
     positive: Float[Tensor, " batch"]
     """q.k / tau."""
@@ -109,6 +109,8 @@ class Logits(NamedTuple):
     """How `synthetic` follows from `real`, if it was made by coefficients."""
     unscaled: Float[Tensor, "batch S"] | None = None
     """The points' logits before the plan's `scale`."""
+    ids: Int[Tensor, " K"] | None = None
+    """Ids of the shared negatives, such as items; -1 if unknown."""
 
     @property
     def log_point_weights(self) -> Float[Tensor, "batch S"] | None:
@@ -161,10 +163,9 @@ def with_points(logits: Logits, plan: MixPlan, *, through_query: bool = False) -
         return logits
     way = by_vectors if in_one_piece(logits.real) else by_coefficients
     synthetic, points = way(logits, plan, through_query)
-    missing = plan.base == NO_POINT
-    synthetic = unscaled = synthetic.masked_fill(missing, -torch.inf)
+    unscaled = synthetic
     if plan.scale is not None:
-        synthetic = (synthetic * plan.scale).masked_fill(missing, -torch.inf)
+        synthetic = _without_missing(synthetic * plan.scale, plan)
     if points is not None and plan.scale is not None:
         points = points._replace(
             to_base=points.to_base * plan.scale,
@@ -184,11 +185,9 @@ def by_coefficients(
 ) -> tuple[Float[Tensor, "batch S"], Points | None]:
     """Sec. 4 without vectors: q.h / tau from logits that are there, and from n_base.partner."""
     real, embeddings = logits.real.detach(), logits.embeddings
-    base, share = plan.base.clamp(min=0), plan.share.to(real.dtype)
+    base, share = _rows_or_first(plan.base), plan.share.to(real.dtype)
     pairs, first_other = _kinds(plan)
     row, mark = plan.partner[:, :pairs], plan.partner[:, first_other:]
-    if first_other < pairs:
-        row = row.clamp(min=0)
     of_base, table = real.gather(1, base), _table(embeddings)
     with torch.set_grad_enabled(through_query and torch.is_grad_enabled()):
         to_query = of_base[:, first_other:]
@@ -198,22 +197,17 @@ def by_coefficients(
         others = _other_partners(logits, plan, base[:, first_other:], mark, to_query, table)
         between = others.between
         if pairs:
+            row = _rows_or_first(row)
             rows = _rows(base[:, :pairs], embeddings), _rows(row, embeddings)
             of_pairs = row_dots(table, rows[0], table, rows[1])
             if first_other < pairs:
                 between = torch.where(mark >= 0, of_pairs, between)
             else:
                 between = torch.cat([of_pairs, between], dim=1)
-        rest = 1 - share
-        # |(1 - share) n + share p|^2 = 1 - 2 share (1 - share) (1 - n.p), at unit length.
-        squared = (between - 1).mul_(rest * share).mul_(2).add_(1)
-        if others.squared is not None:
-            more = share[:, first_other:].square() * (others.squared - 1)
-            squared = squared + pad(more, (first_other, 0))
+        squared = _squared_lengths(between, share, others.squared)
         squared = _measured_where_short(squared, pairs, base, plan, table, embeddings)
-        # Opposite parents cancel out: a floor keeps their point and its gradient finite.
-        length = squared.clamp(min=torch.finfo(squared.dtype).eps).sqrt()
-        to_base, to_partner = rest / length, share / length
+        to_base, to_partner = _coefficients(squared, share)
+    del between, squared  # before further memory is taken
     other = others.logit
     if through_query:
         other = torch.where(mark == QUERY, 1 / logits.temperature, other)  # q.q is 1 for every q
@@ -222,7 +216,32 @@ def by_coefficients(
         to_row, to_other = to_row.where(mark >= 0, 0.0), to_other.where(mark < 0, 0.0)
     points = Points(base, to_base, row, to_row, other, to_other, first_other)
     with torch.no_grad():
-        return points.logits(real, of_base), points
+        synthetic = points.logits(real, of_base)
+    return (synthetic if base is plan.base else _without_missing(synthetic, plan)), points
+
+
+def _squared_lengths(between: Tensor, share: Tensor, of_others: Tensor | None) -> Tensor:
+    """|(1 - share) n + share p|^2 = 1 - 2 share (1 - share) (1 - n.p), at unit length.
+
+    `of_others` is |p|^2 of the last columns, unless it is 1.
+    """
+    squared = (between - 1).mul_((1 - share) * share).mul_(2).add_(1)
+    if of_others is None:
+        return squared
+    first = share.shape[1] - of_others.shape[1]
+    return squared + pad(share[:, first:].square() * (of_others - 1), (first, 0))
+
+
+def _coefficients(squared: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """to_base = (1 - share) / length, to_partner = share / length."""
+    # Opposite parents cancel out: a floor keeps their point and its gradient finite.
+    length = squared.clamp(min=torch.finfo(squared.dtype).eps).sqrt()
+    return (1 - share) / length, share / length
+
+
+def _rows_or_first(rows: Tensor) -> Tensor:
+    """Return rows of negatives, with 0 where there is none: a mark, or no point."""
+    return rows if rows.numel() == 0 or bool(rows.amin() >= 0) else rows.clamp(min=0)
 
 
 def by_vectors(
@@ -240,8 +259,8 @@ def by_vectors(
     parts = []
     for rows in chunks:
         inputs: list[Any] = [
-            None if each is None else rows_of(each, rows)
-            for each in (logits.scaled, base, partner, share, with_query)
+            None if tensor is None else rows_of(tensor, rows)
+            for tensor in (logits.scaled, base, partner, share, with_query)
         ]
         first = torch.arange(0, 2 * inputs[1].numel(), 2, device=table.device)
         inputs = [table, first, logits.temperature, *inputs]
@@ -251,7 +270,12 @@ def by_vectors(
             parts.append(
                 checkpoint(_vector_logits, *inputs, use_reentrant=False, preserve_rng_state=False)
             )
-    return joined(parts), None
+    return _without_missing(joined(parts), plan), None
+
+
+def _without_missing(synthetic: Tensor, plan: MixPlan) -> Tensor:
+    """Return points' logits with -inf where no point could be made."""
+    return synthetic.masked_fill(plan.base == NO_POINT, -torch.inf)
 
 
 def _vector_logits(
@@ -372,10 +396,10 @@ def _measured_where_short(
     i, j = ((of_pairs < SHORT) & (plan.partner[:, :pairs] >= 0)).nonzero().unbind(dim=1)
     rows, share = _rows(base, embeddings), plan.share.to(table.dtype)
     columns = rows[i, j], _rows(plan.partner, embeddings)[i, j], share[i, j]
-    parts = zip(*(each.split(CHUNK_PAIRS) for each in columns), strict=True)
+    parts = zip(*(column.split(CHUNK_PAIRS) for column in columns), strict=True)
     sums = (torch.lerp(table[a], table[b], s.unsqueeze(1)) for a, b, s in parts)
-    measured = [each.square().sum(dim=1) for each in sums]
-    return squared.index_put((i, j), torch.cat(measured)) if measured else squared
+    lengths = [vectors.square().sum(dim=1) for vectors in sums]
+    return squared.index_put((i, j), torch.cat(lengths)) if lengths else squared
 
 
 def _table(embeddings: Embeddings) -> Float[Tensor, "rows dim"]:

@@ -44,7 +44,7 @@ NO_POINT = -1
 
 
 class MixPlan(NamedTuple):
-    """Which synthetic points to make (Sec. 4): one entry per query and point."""
+    """The synthetic points to make (Sec. 4): one entry per query and point."""
 
     base: Int[Tensor, "batch S"]
     """Row index of a negative; -1 if no point could be made, which gives a logit of -inf."""
@@ -74,7 +74,7 @@ class HardestNegatives:
     count: Int[Tensor, " batch"]
     """Number of valid positions: below N if fewer negatives are allowed."""
     complete: bool = False
-    """Whether every query is known to have N valid positions."""
+    """True if every query certainly has N valid positions."""
 
     @property
     def number(self) -> int | Int[Tensor, "batch 1"]:
@@ -136,7 +136,7 @@ def ranked(
         if exclude is not None:
             values = values.masked_fill(rows_of(exclude, rows), -torch.inf)
         parts.append(largest(values, num_hardest, all_there=exclude is None))
-    positions, count = (joined(list(each)) for each in zip(*parts, strict=True))
+    positions, count = (joined(list(column)) for column in zip(*parts, strict=True))
     complete = exclude is None if one_piece else bool(count.min() == num_hardest)
     return HardestNegatives(positions, count, complete)
 
@@ -199,10 +199,10 @@ def _one_set_of_vectors(plans: tuple[MixPlan, ...]) -> tuple[MixPlan, ...]:
     vectors = [plan.vectors for plan in plans if plan.vectors is not None]
     if not vectors or all(plan.vectors is vectors[0] for plan in plans):
         return plans
-    every, before, shifted = torch.cat(vectors, dim=1), 0, []
+    joint, before, shifted = torch.cat(vectors, dim=1), 0, []
     for plan in plans:
         partner = torch.where(plan.partner <= VECTOR, plan.partner - before, plan.partner)
-        shifted.append(plan._replace(partner=partner, vectors=every))
+        shifted.append(plan._replace(partner=partner, vectors=joint))
         before += 0 if plan.vectors is None else plan.vectors.shape[1]
     return tuple(shifted)
 
@@ -223,7 +223,7 @@ def materialize(
     check_plan_rows(plan, negatives.shape[-2])
     if own is not None:
         block = own.shape[1] * torch.arange(len(own), device=own.device).unsqueeze(1)
-        base, partner = (torch.where(each >= 0, each + block, each) for each in plan[:2])
+        base, partner = (torch.where(rows >= 0, rows + block, rows) for rows in plan[:2])
         plan, negatives = plan._replace(base=base, partner=partner), own.flatten(0, 1)
     partner = negatives[plan.partner.clamp(min=0)]
     partner = torch.where((plan.partner == QUERY).unsqueeze(-1), query.unsqueeze(1), partner)

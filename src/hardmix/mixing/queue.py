@@ -152,7 +152,7 @@ class MemoryQueue(nn.Module):
 
     def unfilled(self) -> Bool[Tensor, " K"] | None:
         """Return the mask of slots without a key; None once the queue is full."""
-        # In torch.compile a tensor: one graph for every fill.
+        # A tensor in torch.compile, so that one graph serves every fill.
         filled = self._counters[1] if torch.compiler.is_compiling() else self.filled
         if isinstance(filled, int) and filled == len(self):
             return None
@@ -163,10 +163,14 @@ class MemoryQueue(nn.Module):
         check_labels("labels", labels)
         return equal_and_known(labels, self.labels)
 
-    def same_image(self, ids: Int[Tensor, " batch"]) -> Bool[Tensor, "batch K"]:
-        """Return the mask of older keys of each query's own image (K may exceed the data set)."""
+    def same_id(self, ids: Int[Tensor, " batch"]) -> Bool[Tensor, "batch K"]:
+        """Return the mask of older keys with each query's id: of its image, item or document."""
         check_labels("ids", ids)
         return equal_and_known(ids, self.ids)
+
+    def same_image(self, ids: Int[Tensor, " batch"]) -> Bool[Tensor, "batch K"]:
+        """Return `same_id`, by its older name."""
+        return self.same_id(ids)
 
     def get_extra_state(self) -> Int[Tensor, "2"]:
         """Return position and fill as a tensor, which every format can store."""

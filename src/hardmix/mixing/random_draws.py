@@ -31,7 +31,7 @@ class DrawsByRow(Protocol):
 
 
 RandomSource = torch.Generator | DrawsByRow | None
-"""What numbers are drawn from; None is PyTorch's own generator."""
+"""A source of random numbers; None is PyTorch's own generator."""
 
 
 def uniform_numbers(
@@ -60,8 +60,8 @@ def _drawn(
     source = device if generator is None else generator.device
     if source.type == device.type == "cpu" and dtype in (torch.float32, torch.float64):
         seed = torch.randint(2**61, (), generator=generator)
-        known = seed if torch.compiler.is_compiling() else int(seed)
-        return uniform_rows(known, 0, rows, columns, dtype, device)
+        number = seed if torch.compiler.is_compiling() else int(seed)
+        return uniform_rows(number, 0, rows, columns, dtype, device)
     uniform = torch.empty(rows, columns, dtype=dtype, device=source)
     return uniform.uniform_(generator=generator).to(device)
 

@@ -20,10 +20,10 @@ CACHE_ELEMENTS = 2**17
 """Numbers that stay in a core's cache from one pass to the next: 512 kB in float32."""
 
 SPARSE = 20
-"""In rows so many times as wide as what is wanted, words of eight without any are the rule."""
+"""In rows this many times as wide as the number wanted, most words of eight values hold none."""
 
 NARROW = 4
-"""Rows up to so many times as wide as what is wanted are partitioned themselves: no bound."""
+"""Rows up to this many times as wide as the number wanted are partitioned without a bound."""
 
 Largest = tuple[Int[Tensor, "batch N"], Int[Tensor, " batch"]]
 """Positions of each row's largest, ascending, then -1 if fewer are above -inf; how many are."""
@@ -37,7 +37,7 @@ def in_one_piece(values: Tensor) -> bool:
 def row_chunks(
     batch: int, width: int, one_piece: bool = False, elements: int = CHUNK_ELEMENTS
 ) -> list[slice]:
-    """Parts of a (batch, width) tensor, each small enough to be worked on without much memory."""
+    """Return the parts of a (batch, width) tensor that need little memory, one by one."""
     rows = max(1, (DEVICE_CHUNK_ELEMENTS if one_piece else elements) // max(1, width))
     return [slice(start, min(start + rows, batch)) for start in range(0, batch, rows)]
 
@@ -48,7 +48,7 @@ def rows_of(tensor: Tensor, rows: slice) -> Tensor:
 
 
 def joined(parts: list[Tensor]) -> Tensor:
-    """The rows of all parts."""
+    """Return the rows of all parts."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -61,20 +61,23 @@ def largest(values: Float[Tensor, "batch width"], number: int, all_there: bool =
         maxima = _block_maxima(values, number).numpy()
         chosen, counts = _partition(values.numpy(), maxima, number)
         return torch.from_numpy(chosen), torch.from_numpy(counts)
-    found = values.topk(number, dim=1, sorted=False)
+    highest = values.topk(number, dim=1, sorted=False)
     if all_there:
-        positions = found.indices.sort(dim=1).values
+        positions = highest.indices.sort(dim=1).values
         return positions, positions.new_full((len(values),), number)
-    there = found.values > -torch.inf
-    # Of 64 bits it sorts last; its lower 32 are -1.
-    positions = torch.where(there, found.indices, 2**32 - 1).sort(dim=1).values
+    there = highest.values > -torch.inf
+    # 2^32 - 1 sorts last as 64 bits, and its lower 32 bits are -1.
+    positions = torch.where(there, highest.indices, 2**32 - 1).sort(dim=1).values
     return positions.view(torch.int32)[:, ::2].long(), there.sum(dim=1)
 
 
-def _block_maxima(values: Float[Tensor, "batch width"], number: int) -> Float[Tensor, "batch some"]:
-    """Maxima of blocks, a third more than `number`; these are strided: one elementwise pass.
+def _block_maxima(
+    values: Float[Tensor, "batch width"], number: int
+) -> Float[Tensor, "batch blocks"]:
+    """Return the maxima of blocks, a third more blocks than `number`.
 
-    In sparse rows more of them: fewer values reach the bound, and finding them takes longer there.
+    Blocks are strided, so this is one elementwise pass. Sparse rows have more of them: fewer values
+    then reach the bound, and finding these takes longer there.
     """
     width = values.shape[1]
     share = 3 / 8 if width >= SPARSE * number else 3 / 4
@@ -91,7 +94,7 @@ def _block_maxima(values: Float[Tensor, "batch width"], number: int) -> Float[Te
 def _partition(
     array: NDArray[np.floating], maxima: NDArray[np.floating], number: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rule out most by a lower bound of the smallest one wanted, and partition what is left.
+    """Rule out most values by a lower bound of the N-th largest, and partition the rest.
 
     Maxima of blocks are values of the row, so the `number`-th of them is such a bound; about 1.8
     times as many values reach it, in sparse rows 1.2 times.
@@ -124,14 +127,15 @@ def _partition(
 
 
 def _places(mask: NDArray[np.bool_], number: int) -> NDArray[np.int64]:
-    """np.flatnonzero of a mask in which each row has up to about 2 * `number` set.
+    """Return np.flatnonzero of a mask in which each row has up to about 2 * `number` set.
 
-    Of a sparse one by words of eight: NumPy takes twice as long, as it stops at each that is set.
+    A sparse mask is read by words of eight: NumPy stops at each bit that is set, which takes twice
+    as long.
     """
     if mask.shape[1] % 8 or mask.shape[1] < SPARSE * number:
         return np.flatnonzero(mask)
     words = mask.reshape(-1).view(np.uint64)
-    found = np.flatnonzero(words != 0)
-    inside = np.flatnonzero(words.take(found).view(np.bool_))
-    places: NDArray[np.int64] = (found.take(inside >> 3) << 3) + (inside & 7)
+    occupied = np.flatnonzero(words != 0)
+    inside = np.flatnonzero(words.take(occupied).view(np.bool_))
+    places: NDArray[np.int64] = (occupied.take(inside >> 3) << 3) + (inside & 7)
     return places

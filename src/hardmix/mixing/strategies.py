@@ -1,4 +1,4 @@
-"""Which points to mix: the paper's method, its variants (App. B.2), SynCo's and MixCSE's points.
+"""Strategies: the paper's method, its variants (App. B.2), and the points of SynCo and MixCSE.
 
 A strategy is a function that looks at a batch (`Candidates`) and returns a `MixPlan`. The paper
 found none of its variants better: they reproduce its ablations and serve as examples. A new
@@ -53,7 +53,7 @@ from hardmix.settings.named_choices import RankBy, RealNegatives
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """What a strategy may look at: a batch of queries and the negatives it may mix."""
+    """A batch of queries and the negatives that a strategy may mix."""
 
     logits: Float[Tensor, "batch K"]
     """q.n / temperature for every query and negative; `similarity` is q.n itself."""
@@ -75,11 +75,15 @@ class Candidates:
     """Whether negatives are ranked by their similarity to the query (Sec. 4.1) or to its key
     (App. B.2)."""
     progress: float | Float[Tensor, ""] = 0.0
-    """How much of the training is done, from 0 to 1: for curricula."""
+    """The share of the training that is done, from 0 to 1: for curricula."""
+    check: bool = True
+    """Whether to check the fields; `MochiLoss` has checked what it passes."""
     _ranked: list[HardestNegatives] = field(default_factory=list, init=False, repr=False)
-    """`hardest`, once it was asked for: torch.compile knows no cached_property in Python 3.11."""
+    """`hardest`, once asked for: torch.compile does not support cached_property in Python 3.11."""
 
     def __post_init__(self) -> None:
+        if not self.check:
+            return
         check_not_transformed()
         check_similarity(self.logits, "logits")
         check_counts(self.num_hardest, self.num_pairs, self.num_with_query)
@@ -102,7 +106,7 @@ class Candidates:
 
     @property
     def ranking(self) -> Float[Tensor, "batch K"]:
-        """What negatives are ranked by: q.n / temperature, or k.n with rank_by="key"."""
+        """The values that negatives are ranked by: q.n / temperature, or k.n with rank_by="key"."""
         if self.rank_by == "query":
             return self.logits.detach()
         embeddings = self.needed_embeddings('rank_by="key"')
@@ -115,7 +119,7 @@ class Candidates:
         return uniform_numbers(self.logits, columns, self.generator)
 
     def needed_embeddings(self, strategy: str) -> Embeddings:
-        """Return the embeddings; refuse to go on without them."""
+        """Return the embeddings; refuse to continue without them."""
         if self.embeddings is None:
             raise InputError(
                 f"embeddings=None: {strategy} needs the vectors themselves; pass"
@@ -181,7 +185,7 @@ def plan_softmax_sampled(candidates: Candidates, *, sampling_temperature: float 
     """
     check_temperature(sampling_temperature, "sampling_temperature")
     hardest = candidates.hardest
-    # In float64: the differences of cumulative probabilities are needed.
+    # The differences of cumulative probabilities are needed: float64.
     logits = _hardest_similarities(candidates).double() / sampling_temperature
     cumulative, count = cumulative_softmax(logits), hardest.count.unsqueeze(1)
     num_pairs, num_with_query = candidates.num_pairs, candidates.num_with_query
@@ -426,16 +430,16 @@ def _check_synco(counts: dict[str, int], strengths: dict[str, float]) -> None:
 
 
 class MixingChoice(NamedTuple):
-    """What a name in `STRATEGIES` stands for."""
+    """The meaning of a name in `STRATEGIES`."""
 
     strategy: Strategy = plan_points
     """Makes the points."""
     rank_by: RankBy = "query"
-    """What negatives are ranked by."""
+    """Whose similarities rank the negatives."""
     transformation: FeatureTransformation | None = None
     """Changes the vectors before they are contrasted."""
     checked: bool = False
-    """Whether row indices in its plans are checked, where vectors are: for strategies of users."""
+    """Whether its plans are checked: those of users' strategies are."""
 
 
 STRATEGIES: dict[str, MixingChoice] = {

@@ -47,7 +47,7 @@ class FeatureTransformation:
                 f"generator={type(generator).__name__} draws numbers of each query, but a feature"
                 " transformation needs one for the whole batch: pass a torch.Generator."
             )
-        query, key, negatives, own = embeddings
+        query, key, negatives = embeddings.query, embeddings.key, embeddings.negatives
         if self.positive_alpha is not None:
             query, key = extrapolated_positives(query, key, self.positive_alpha, generator)
         if self.queue_alpha is not None:
@@ -56,7 +56,7 @@ class FeatureTransformation:
             if exclude is not None:
                 shared = exclude[:, : len(order)]
                 exclude = torch.cat([shared | shared[:, order], exclude[:, len(order) :]], dim=1)
-        return Embeddings(query, key, negatives, own), exclude
+        return embeddings._replace(query=query, key=key, negatives=negatives), exclude
 
 
 def extrapolated_positives(

@@ -8,7 +8,7 @@ from torch import Tensor
 from hardmix.mixing.checks import check_directions, wants_check
 
 SHORTEST, LONGEST = 1e-12, 1e15
-"""Lengths that PyTorch's normalize takes as they are; squares of others may overflow or vanish."""
+"""Lengths whose squares neither vanish nor overflow in float32."""
 
 
 def unit_vectors(
@@ -26,9 +26,9 @@ def unit_vectors(
             check_directions(name, value)
         return at_unit_length(value).to(dtype)
     length = torch.linalg.vector_norm(value, dim=1, keepdim=True)
-    known = length.detach()
-    shortest, longest = (float(each) for each in torch.aminmax(known)) if len(value) else (1, 1)
-    if not (shortest > SHORTEST and longest < LONGEST):  # of NaN neither is true
+    lengths = length.detach()
+    shortest, longest = map(float, torch.aminmax(lengths)) if len(value) else (1.0, 1.0)
+    if not (shortest > SHORTEST and longest < LONGEST):  # also if one is NaN
         if wants_check(check, value):
             check_directions(name, value)
         return at_unit_length(value).to(dtype)
@@ -74,10 +74,10 @@ class _UnitLength(torch.autograd.Function):
 
 
 def row_products(left: Tensor, right: Tensor) -> Tensor:
-    """The inner products of rows, (batch, 1), in one launch."""
+    """Return the inner products of rows, (batch, 1), in one launch."""
     return torch.bmm(left.unsqueeze(1), right.unsqueeze(2)).squeeze(2)
 
 
 def _divided(value: Tensor, length: Tensor) -> Tensor:
-    """By a length in float64, in one launch, without changing the dtype."""
+    """Divide by a length in float64, in one launch, without changing the dtype."""
     return torch.div(value, length, out=torch.empty_like(value))

@@ -1,1 +1,1 @@
-"""Networks: backbones by name, heads, and the pair of encoders."""
+"""Networks: backbones by name, encoders with their heads, and batch norm across groups."""

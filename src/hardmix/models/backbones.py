@@ -1,6 +1,7 @@
 """Backbones by name. A trunk turns images into (batch, width) features.
 
-All start from random weights. The ResNets are torchvision's own, without the classifier: their
+A new backbone is a function and its line in `BACKBONES`. All start from random weights, except
+those of `fetch_pretrained`. The ResNets are torchvision's own, without the classifier: their
 state_dict has torchvision's names, so that weights can be exchanged with other programs.
 """
 
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 import torch
+import torchvision.models as torchvision_models
 import torchvision.models.resnet as torchvision_resnet
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -35,7 +37,6 @@ RESNETS = (
     "resnext101_64x4d",
 )
 """All ResNets of torchvision; the paper's is resnet50."""
-
 
 SETTING = "model.backbone"
 
@@ -61,12 +62,12 @@ def build_backbone(
 ) -> Backbone:
     """Build the trunk of this name, with random weights, for images of `channels` channels.
 
-    If `image_size` is given, timm's trunks and your own are tried with it: some take one size only.
+    If `image_size` is given, timm's trunks and your own are tried with it: some take only one size.
 
     - `resnet50` and the others of `RESNETS`: torchvision's, the fc an identity (official MoCo).
     - the same with `-cifar`, for 32 pixels: a 3x3 stem of stride 1, no max-pool (as SimCLR's).
     - `small`: `SmallResNet`, made for CPUs.
-    - `lab-NAME`: two of half the width, of lightness and of colours (CMC); NAME as in `HALVED`.
+    - `lab-NAME`: two of half the width, for lightness and for colours (CMC); NAME is in `HALVED`.
     - `resnet18-narrow`: a ResNet-18 of a quarter of the width, for detectors on CPUs.
     - `timm:NAME`: any timm model, without its classifier; `timm:NAME?img_size=96` with options.
     - `mypackage:make_net`: your own function, called with `channels` if it takes that; or the
@@ -123,10 +124,10 @@ THIN_RESNETS: dict[str, tuple[Any, list[int]]] = {
     "resnet18": (torchvision_resnet.BasicBlock, [2, 2, 2, 2]),
     "resnet50": (torchvision_resnet.Bottleneck, [3, 4, 6, 3]),
 }
-"""Blocks of the ResNets that are also built at another width."""
+"""Blocks of the ResNets that can also be built at another width."""
 
 HALVED = ("small", "resnet18", "resnet18-cifar", "resnet50", "resnet50-cifar")
-"""Backbones that CMC has two halves of: 'lab-NAME'."""
+"""Backbones that can be built as two halves for CMC: 'lab-NAME'."""
 
 
 def _thin_resnet(name: str, channels: int, first: int) -> Backbone:
@@ -140,8 +141,8 @@ def _thin_resnet(name: str, channels: int, first: int) -> Backbone:
         trunk.maxpool = nn.Identity()
     trunk.bn1 = nn.BatchNorm2d(first)
     for stage, number in enumerate(layers):
-        made = trunk._make_layer(block, first << stage, number, stride=1 if stage == 0 else 2)
-        setattr(trunk, f"layer{stage + 1}", made)
+        layer = trunk._make_layer(block, first << stage, number, stride=1 if stage == 0 else 2)
+        setattr(trunk, f"layer{stage + 1}", layer)
     trunk.fc = nn.Identity()
     for layer in trunk.modules():
         if isinstance(layer, nn.Conv2d):
@@ -157,8 +158,8 @@ def _lab(name: str, channels: int) -> Backbone:
             " those of images with 3 channels."
         )
     light, colours = (
-        _small(each, share=2) if name == "small" else _thin_resnet(name, each, 32)
-        for each in (1, 2)
+        _small(half, share=2) if name == "small" else _thin_resnet(name, half, 32)
+        for half in (1, 2)  # channels: lightness, and two of colour
     )
     return Backbone(LabPair(light.trunk, colours.trunk), 2 * light.width)
 
@@ -280,7 +281,7 @@ def feature_width(trunk: nn.Module, channels: int, image_size: int) -> int:
 
 
 def _import_timm() -> Any | None:
-    """Import timm, which is optional and slow to import, only if a name needs it."""
+    """Import timm if a name needs it, as it is slow; return None if it is not installed."""
     try:
         return import_module("timm")
     except ModuleNotFoundError:
@@ -289,11 +290,11 @@ def _import_timm() -> Any | None:
 
 def _unknown(name: str) -> str:
     timm = _import_timm()
-    from_timm = [f"timm:{known}" for known in timm.list_models()] if timm else []
+    from_timm = [f"timm:{model}" for model in timm.list_models()] if timm else []
     wanted = name.removeprefix("timm:").lower()
-    known = {each.removeprefix("timm:"): each for each in [*from_timm, *BACKBONES]}
-    nearest = [known[each] for each in get_close_matches(wanted, known, n=5, cutoff=0.5)]
-    others = [each for each in BACKBONES if each not in nearest]
+    names = {full.removeprefix("timm:"): full for full in [*from_timm, *BACKBONES]}
+    nearest = [names[short] for short in get_close_matches(wanted, names, n=5, cutoff=0.5)]
+    others = [backbone for backbone in BACKBONES if backbone not in nearest]
     timm_words = f"timm:NAME ({len(from_timm)} models)" if timm else "timm:NAME (extra 'timm')"
     timm_words += ", or your own function, mypackage:make_net"
     return (
@@ -310,4 +311,35 @@ BACKBONES: dict[str, Callable[[int], Backbone]] = {
     **{f"{name}-cifar": partial(_resnet, f"{name}-cifar") for name in RESNETS},
     **{f"lab-{name}": partial(_lab, name) for name in HALVED},
 }
-"""Functions from channels to a trunk, by all names except 'timm:NAME'."""
+"""Functions from channels to a trunk, by every name except 'timm:NAME'."""
+
+
+def fetch_pretrained(library: str, name: str, channels: int) -> nn.Module:
+    """Return a trunk with timm's or torchvision's own pre-trained weights, downloaded if needed.
+
+    timm adapts weights for three channels to another number; torchvision's need three.
+    """
+    try:
+        if library == "timm" and name.startswith("timm:"):
+            model, options = parse_timm(name)
+            timm = import_module("timm")
+            trunk: nn.Module = timm.create_model(
+                model, pretrained=True, num_classes=0, in_chans=channels, **options
+            )
+            return trunk
+        if library == "torchvision" and name in RESNETS and channels == 3:
+            weights = torchvision_models.get_model_weights(name).DEFAULT
+            trunk = build_backbone(name).trunk
+            trunk.load_state_dict(weights.get_state_dict(check_hash=True), strict=False)
+            return trunk
+    except Exception as error:  # whatever a download raises
+        raise InputError(
+            f"model.init={library}: the weights of {name} could not be fetched"
+            f" ({type(error).__name__}: {error}); download them elsewhere and set model.init to the"
+            " file."
+        ) from error
+    wanted = "timm:NAME" if library == "timm" else f"one of {', '.join(RESNETS)}, three channels"
+    raise InputError(
+        f"model.init={library} with model.backbone={name} and data.channels={channels}: it needs"
+        f" {wanted}."
+    )

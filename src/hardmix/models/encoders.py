@@ -6,21 +6,43 @@ groups that are drawn again at every step, over several processes or within one.
 """
 
 import copy
-from functools import partial
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import normalize
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from hardmix.errors import InputError
 from hardmix.models.backbones import build_backbone, feature_width
-from hardmix.models.heads import HEADS
-from hardmix.runtime.distributed import world_size
-from hardmix.runtime.exchange import Exchange
+from hardmix.models.batch_norm import batch_norms, split_batch_norm
+from hardmix.runtime.distributed import Exchange, world_size
 from hardmix.settings.config import ModelConfig
 from hardmix.settings.named_choices import Head
+
+
+def batch_norm_mlp(width: int, hidden: int, dim: int) -> nn.Sequential:
+    """Two layers with batch norm between them: the heads of BYOL and SwAV."""
+    return nn.Sequential(
+        nn.Linear(width, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, dim)
+    )
+
+
+HEADS: dict[Head, Callable[[int, int], nn.Module]] = {
+    "linear": nn.Linear,
+    "mlp": lambda width, dim: nn.Sequential(
+        nn.Linear(width, width), nn.ReLU(), nn.Linear(width, dim)
+    ),
+    "mlp-bn": lambda width, dim: nn.Sequential(
+        nn.Linear(width, width),
+        nn.BatchNorm1d(width),
+        nn.ReLU(),
+        nn.Linear(width, dim, bias=False),
+        nn.BatchNorm1d(dim),
+    ),
+}
+"""Projection heads from width to dim: MoCo-v1's layer, MoCo-v2's two with `width` hidden units, and
+SimCLR's with batch norm after both (official code, `proj_head_mode` nonlinear)."""
 
 UNSPLIT_WARNING = (
     "model.key_bn_splits=1 on one process: queries and keys are normalised with the statistics of"
@@ -43,7 +65,7 @@ class Encoder(nn.Module):
 
     def forward(self, images: Images) -> Float[Tensor, "batch dim"]:
         """Return embeddings of unit length, in float32 even inside autocast."""
-        # Of zero it makes NaN, which training notices: no loss normalises these vectors again.
+        # A zero vector becomes NaN, which training notices: no loss normalises it again.
         return normalize(self.head(self.features(images)).float(), dim=1, eps=0.0)
 
     def features(self, images: Images) -> Float[Tensor, "batch width"]:
@@ -86,9 +108,9 @@ class QueryKeyPair(nn.Module):
         self.key = copy.deepcopy(query).requires_grad_(False).train()
         split_batch_norm(self.key, _splits_here(key_bn_splits))
         self.shares_statistics = (
-            key_bn_splits == 1 and world_size() == 1 and bool(_batch_norms(self.key))
+            key_bn_splits == 1 and world_size() == 1 and bool(batch_norms(self.key))
         )
-        """Whether batch normalisation can give the answer away: see `UNSPLIT_WARNING`."""
+        """Whether batch normalisation can give the answer away; see `UNSPLIT_WARNING`."""
 
     @torch.no_grad()
     def update_key(self) -> None:
@@ -108,51 +130,7 @@ def _splits_here(splits: int) -> int:
             f"model.key_bn_splits={splits} is not a multiple of the {world_size()} processes, which"
             f" must have equally many groups: choose {world_size()} or a multiple."
         )
-    return -(-splits // world_size())  # rounded up: with more processes than groups, one each
-
-
-def split_batch_norm(module: nn.Module, splits: int) -> nn.Module:
-    """Make every batch norm in `module` normalise each of `splits` groups of the batch separately.
-
-    This does on one device what `splits` GPUs do in official MoCo; groups are consecutive rows. It
-    affects training mode only: evaluation and the state_dict are unchanged, so that split and plain
-    modules load each other's state. Running statistics move by the layer's momentum towards the
-    mean over the groups; num_batches_tracked counts groups. Changes `module` in place and returns
-    it; 1 undoes it.
-    """
-    if splits < 1:
-        raise InputError(f"splits={splits} must be at least 1; 1 is the whole batch.")
-    for norm in _batch_norms(module):
-        norm.forward = partial(_normalise_groups, norm, splits)  # type: ignore[method-assign]
-    return module
-
-
-def _batch_norms(module: nn.Module) -> list[_BatchNorm]:
-    return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
-
-
-def _normalise_groups(norm: _BatchNorm, splits: int, batch: Tensor) -> Tensor:
-    """Run the layer's own forward on each group, which also works for subclasses such as timm's.
-
-    A loop is fastest: folding groups into channels copies channels-last images twice and takes
-    three times as long. Each group moves the running statistics by a different momentum, chosen so
-    that all groups have the same weight in the end.
-    """
-    forward = type(norm).forward
-    if splits == 1 or not norm.training:
-        return forward(norm, batch)
-    if len(batch) % splits or len(batch) < 2 * splits:
-        raise InputError(
-            f"model.key_bn_splits={splits} cannot split {len(batch)} keys into equal groups of at"
-            " least two: choose a divisor of the batch size on this process."
-        )
-    momentum, groups = norm.momentum, []
-    for number, group in enumerate(batch.chunk(splits), start=1):
-        if momentum is not None:
-            norm.momentum = momentum / (splits * (1 - momentum) + number * momentum)
-        groups.append(forward(norm, group))
-    norm.momentum = momentum
-    return torch.cat(groups)
+    return -(-splits // world_size())  # rounded up: at least one group per process
 
 
 class ShuffledImages:

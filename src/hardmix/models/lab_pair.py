@@ -1,8 +1,8 @@
-"""A trunk of two halves, of lightness and of colours: CMC's, from RGB images.
+"""CMC's trunk of two halves, one for lightness and one for colours.
 
-Images come as every trunk gets them, normalised by ImageNet's means; this one turns them into Lab
-and each half sees its channels. Lab and its ranges are those of the authors' code (skimage's
-rgb2lab, D65; HobbitLong/CMC).
+It takes images like any other trunk, in RGB and normalised with ImageNet's statistics, and converts
+them to Lab; each half sees its own channels. Lab and its ranges are those of the authors' code
+(skimage's rgb2lab, D65; HobbitLong/CMC).
 """
 
 import torch
@@ -11,22 +11,22 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of the images that come in: data.augment's, of which this room does not know."""
+"""ImageNet's statistics, as in data/colours.py, which this room may not import."""
 
 TO_XYZ = (
     (0.412453, 0.357580, 0.180423),
     (0.212671, 0.715160, 0.072169),
     (0.019334, 0.119193, 0.950227),
 )
-"""From linear RGB."""
+"""Matrix from linear RGB to XYZ."""
 WHITE = (0.95047, 1.0, 1.08883)
-"""XYZ of D65, seen by the observer of 1931."""
+"""XYZ of D65 for the standard observer of 1931."""
 LOWEST, HIGHEST = (0.0, -86.183, -107.857), (100.0, 98.233, 94.478)
-"""Of L, a and b of all RGB colours: each is scaled to [-1, 1]."""
+"""Ranges of L, a and b over all RGB colours; each is scaled to [-1, 1]."""
 
 
 class LabPair(nn.Module):
-    """Two trunks: of L, and of a and b. Features are those of both."""
+    """Two trunks, one for L and one for a and b; their features are put side by side."""
 
     def __init__(self, light: nn.Module, colours: nn.Module) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class LabPair(nn.Module):
 
 
 class ToLab(nn.Module):
-    """Normalised RGB to L, a and b, each between -1 and 1, in float32 even in autocast."""
+    """Converts normalised RGB to L, a and b in [-1, 1], in float32 even inside autocast."""
 
     mean: Tensor
     std: Tensor

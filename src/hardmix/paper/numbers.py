@@ -13,10 +13,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from hardmix.settings.methods import METHOD_FACTS
+from hardmix.settings.methods import COUNTS, METHOD_FACTS
 from hardmix.settings.recipes import RECIPES
 from hardmix.settings.saved import FACTS, settings
-from hardmix.settings.titles import COUNTS
 
 DATA_SETS = {"imagenet100": "ImageNet-100", "imagenet1k": "ImageNet-1k"}
 """Recipes that reproduce runs of the paper, and the paper's name of their data set."""

@@ -5,19 +5,20 @@ titles are only shown.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hardmix.evaluation.accuracy import mean_and_deviation
 from hardmix.paper.numbers import Beside, paper_beside
-from hardmix.report.gains import Gain, difference
-from hardmix.report.grouping import SeedGroup, baseline_key, group_key
+from hardmix.report.grouping import Gain, SeedGroup, baseline_key, difference, group_key
+from hardmix.report.sentences import NO_NUMBER
 from hardmix.runs.reading import RunRecord, number
-from hardmix.settings.titles import EVALUATION_TITLES, evaluation_kind, evaluation_title
+from hardmix.settings.evaluations import evaluation_kind, evaluation_title, result_titles
 
 NO_EVALUATIONS = ("pretrain", "embedding", "queue", "verdict")
-"""Result files without an accuracy: the cost of training, the features' shape, the verdict."""
+"""Result files without an accuracy: the cost of training, measures of features, the verdict."""
 PAPER_AP = {
     "VOC07 11-point": ("voc_detection", "AP"),
     "COCO box": ("coco_detection", "APbb"),
@@ -80,12 +81,12 @@ class EvaluationTable:
     @property
     def beside_paper(self) -> list[tuple[str, str]]:
         """Sentences on the paper's numbers, each with its rows; no rows means all of them."""
-        found: dict[str, list[str]] = {}
+        by_sentence: dict[str, list[str]] = {}
         for score in self.scores:
-            found.setdefault(score.paper.sentence, []).append(score.group.label)
+            by_sentence.setdefault(score.paper.sentence, []).append(score.group.label)
         return [
-            (sentence, "" if len(found) == 1 else ", ".join(labels))
-            for sentence, labels in found.items()
+            (sentence, "" if len(by_sentence) == 1 else ", ".join(labels))
+            for sentence, labels in by_sentence.items()
         ]
 
 
@@ -95,24 +96,24 @@ Cells = dict[int, list[ResultNumber]]
 
 def evaluations_of(groups: Sequence[SeedGroup]) -> list[EvaluationTable]:
     """Return every evaluation found in results/*.json, linear and k-NN first."""
-    found: dict[tuple[str, str], Cells] = {}
+    tables: dict[tuple[str, str], Cells] = {}
     for group in groups:
         for run in group.runs:
             for name, result in run.results.items():
-                for each in numbers_of(name, result):
-                    cells = found.setdefault((each.id, protocol_key(result)), {})
-                    cells.setdefault(group.number, []).append(each)
+                for value in numbers_of(name, result):
+                    cells = tables.setdefault((value.id, protocol_key(result)), {})
+                    cells.setdefault(group.number, []).append(value)
     by_key = {group_key(group.settings): group.number for group in groups if group.settings}
     baselines = {
         group.number: by_key.get(baseline_key(group.settings)) for group in groups if group.settings
     }
-    return [_table(found[key], groups, baselines) for key in sorted(found, key=_place)]
+    return [_table(tables[key], groups, baselines) for key in sorted(tables, key=_place)]
 
 
 def unknown_results(runs: Sequence[RunRecord]) -> list[str]:
     """Return sentences about result files without a known number."""
     return [
-        f"{run.name}: results/{name}.json has no number that this page can show."
+        NO_NUMBER.format(run=run.name, name=name)
         for run in runs
         for name, result in run.results.items()
         if name not in NO_EVALUATIONS and not numbers_of(name, result)
@@ -126,18 +127,18 @@ def numbers_of(name: str, result: dict[str, Any]) -> list[ResultNumber]:
         task = "linear" if evaluation_kind(name) in ("linear", "linear-cached") else "none"
         second, title = number(result.get("top5")), evaluation_title(name)
         return [ResultNumber(name, title, "Top-1", top1, "Top-5", second, (task, "top1"), result)]
-    found = []
+    values = []
     metrics = result.get("metrics")
     for metric, numbers in metrics.items() if isinstance(metrics, dict) else ():
         ap, ap50 = (_trial_mean(numbers, key) for key in ("ap", "ap50"))
         if ap is not None:
-            title = f"{EVALUATION_TITLES['detection']}, {metric}"
+            title = f"{evaluation_title('detection')}, {metric}"
             paper = PAPER_AP.get(metric, ("none", "AP"))
             if result.get("start") in ("random", "supervised"):  # not the run's own encoder
                 title, paper = f"{title}, from {result['start']} weights", ("none", "AP")
-            of_one = f"{name}/{metric}"
-            found.append(ResultNumber(of_one, title, "AP", ap, "AP50", ap50, paper, result))
-    return found
+            id_ = f"{name}/{metric}"
+            values.append(ResultNumber(id_, title, "AP", ap, "AP50", ap50, paper, result))
+    return values
 
 
 def protocol_key(result: Mapping[str, Any]) -> str:
@@ -161,20 +162,20 @@ def describe_protocol(result: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def gain_over(base: int | None, own: int, known: Mapping[int, list[float]]) -> Gain:
-    """Return the difference of means of a group and its baseline, given by index."""
+def gain_over(base: int | None, own: int, values: Mapping[int, list[float]]) -> Gain:
+    """Return the difference of means of a group and its baseline; `values` are by group."""
     if base == own:
         return Gain("baseline", "baseline")
     if base is None:
         return Gain("no-baseline", "no MoCo-v2 run with these settings")
-    if not known.get(base):
+    if not values.get(base):
         return Gain("not-evaluated", "the MoCo-v2 run lacks this evaluation")
-    return difference(known[own], known[base])
+    return difference(values[own], values[base])
 
 
 def _place(key: tuple[str, str]) -> tuple[int, tuple[str, str]]:
     """Return a sort key: kinds in the order of their titles, then others by name."""
-    kinds = list(EVALUATION_TITLES)
+    kinds = list(result_titles())
     kind = evaluation_kind(key[0].partition("/")[0])
     return kinds.index(kind) if kind in kinds else len(kinds), key
 
@@ -199,24 +200,71 @@ def _table(
                 paper=paper_beside(group.settings, *cell[0].paper, cell[0].result),
             )
         )
-    one = next(iter(cells.values()))[0]
-    protocol = describe_protocol(one.result)
+    first = next(iter(cells.values()))[0]
+    protocol = describe_protocol(first.result)
     return EvaluationTable(
-        one.id, one.title, protocol, one.metric, one.second, scores, _floor(cells)
+        first.id, first.title, protocol, first.metric, first.second, scores, _floor(cells)
     )
 
 
 def _floor(cells: Cells) -> list[tuple[str, float]]:
-    found: dict[str, list[float]] = {}
-    for each in (each for cell in cells.values() for each in cell):
-        baselines = each.result.get("baselines")
-        for name, one in baselines.items() if isinstance(baselines, dict) else ():
-            top1 = number(one.get("top1")) if isinstance(one, dict) else None
+    """Return the mean accuracy of each untrained baseline, by its title."""
+    accuracies: dict[str, list[float]] = {}
+    for value in (value for cell in cells.values() for value in cell):
+        baselines = value.result.get("baselines")
+        for name, result in baselines.items() if isinstance(baselines, dict) else ():
+            top1 = number(result.get("top1")) if isinstance(result, dict) else None
             if top1 is not None:
-                found.setdefault(name, []).append(100 * top1)
-    return [(FLOOR.get(name, name), mean_and_deviation(each)[0]) for name, each in found.items()]
+                accuracies.setdefault(name, []).append(100 * top1)
+    return [
+        (FLOOR.get(name, name), mean_and_deviation(values)[0])
+        for name, values in accuracies.items()
+    ]
 
 
 def _trial_mean(numbers: Any, key: str) -> float | None:
     trials = numbers.get(key) if isinstance(numbers, dict) else None
     return number(trials.get("mean")) if isinstance(trials, dict) else None
+
+
+# -- strips of dots, on which every run of an evaluation has its place
+
+
+LEAST_SPAN = 0.5
+"""Percentage points that an axis covers at least, so that noise does not look like a difference."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis with round ends; places on it go from 0 to 1."""
+
+    low: float
+    high: float
+    step: float
+
+    @property
+    def ticks(self) -> list[tuple[float, str]]:
+        """Place and text of each tick."""
+        digits = max(0, -math.floor(math.log10(self.step) + 1e-9))
+        number = round((self.high - self.low) / self.step)
+        return [(n / number, f"{self.low + n * self.step:.{digits}f}") for n in range(number + 1)]
+
+    def places(self, values: Sequence[float]) -> list[float]:
+        """Return the places of some values."""
+        return [(value - self.low) / (self.high - self.low) for value in values]
+
+
+def axis_of(evaluation: EvaluationTable) -> Axis | None:
+    """Return an axis over all runs of an evaluation."""
+    return axis_over([value for score in evaluation.scores for value in score.values])
+
+
+def axis_over(values: Sequence[float]) -> Axis | None:
+    """Return an axis with round ends; None for a single value, which needs none."""
+    if len(values) < 2:
+        return None
+    span = max(max(values) - min(values), LEAST_SPAN)
+    power = 10.0 ** math.floor(math.log10(span / 2))
+    step = power * next(each for each in (1, 2, 5, 10) if each * power >= span / 2 - 1e-9)
+    low, high = math.floor(min(values) / step + 1e-9), math.ceil(max(values) / step - 1e-9)
+    return Axis(low * step, max(high, low + 1) * step, step)

@@ -20,14 +20,23 @@ from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
+from hardmix.data.image_files import printable
 from hardmix.errors import InputError
-from hardmix.explore.exploring import Exploration, ExploreOptions, explore_run
-from hardmix.explore.tables import check_tables, tables_folder, write_tables
-from hardmix.report.explore_words import cautions_of, notes_of, paragraph_of, title_of
+from hardmix.explore.exploring import (
+    Exploration,
+    ExploreOptions,
+    check_tables,
+    explore_run,
+    tables_folder,
+    write_tables,
+)
+from hardmix.report import sentences
+from hardmix.report.overview import folder_name
 from hardmix.report.page import check_out, content_policy, environment, part, visible
+from hardmix.report.sentences import counted
 from hardmix.runs.folder import versions
-from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say
+from hardmix.runtime.files import write_atomically
 from hardmix.settings.config import DataConfig
 
 MARK = "<!-- Made by hardmix explore. -->"
@@ -42,6 +51,10 @@ WIDTH = 64
 LEAST_UNUSUAL = 24
 """Unusual images shown, even if fewer stand out."""
 MOST_UNUSUAL = 500
+DOUBTFUL = 0.5
+"""Below this fraction of labels that agree with their neighbours, the encoder is to blame."""
+MANY = 0.3
+"""Above this fraction of near-duplicates, the encoder is to blame rather than the images."""
 
 
 def write_explore_page(run: Path, data: DataConfig, out: Path, options: ExploreOptions) -> Path:
@@ -90,6 +103,57 @@ def render(found: Exploration, out: Path, tables: list[str]) -> str:
             arrays=[*_arrays(found, order), *_sprites(found, order)],
         )
     )
+
+
+def title_of(found: Exploration) -> str:
+    """Return the number of images and the data set's name."""
+    files, name = found.images.files, found.images.name
+    if files is not None:
+        folder = Path(os.path.commonpath([os.path.dirname(file) for file in files])).absolute()
+        name = printable(folder_name(str(folder)))
+    return sentences.IMAGES_OF.format(images=counted(len(found), "image"), name=name)
+
+
+def paragraph_of(found: Exploration) -> str:
+    """Return the findings in one paragraph."""
+    copies, outliers, labels = found.duplicates, found.outliers.number, found.mislabelled
+    paragraph = [sentences.NO_DUPLICATES]
+    if copies.groups:
+        groups, images = counted(len(copies.groups), "group"), counted(copies.num_others, "image")
+        paragraph = [sentences.DUPLICATES.format(groups=groups, images=images)]
+    if found.clusters is not None:
+        paragraph.append(f"{counted(len(found.clusters.centres), 'cluster')}.")
+    template = sentences.OUTLIERS if outliers else sentences.NO_OUTLIERS
+    paragraph.append(template.format(images=counted(outliers, "image")))
+    if labels is not None:
+        paragraph.append(sentences.CONFLICTS.format(labels=counted(len(labels.indices), "label")))
+    return " ".join(paragraph)
+
+
+def cautions_of(found: Exploration) -> list[str]:
+    """Return warnings about findings that may be due to the encoder, not the images."""
+    labels = found.mislabelled
+    cautions = []
+    if found.duplicates.num_others > MANY * len(found):
+        cautions.append(sentences.MANY_DUPLICATES)
+    if labels is not None and labels.agreement < DOUBTFUL:
+        cautions.append(sentences.DOUBTFUL_LABELS.format(agreement=labels.agreement))
+    if found.clusters is None:
+        cautions.append(sentences.NO_CLUSTERS)
+    return cautions
+
+
+def notes_of(found: Exploration, folder: str) -> dict[str, str]:
+    """Return an explanation of each view; `folder` is that of the tables."""
+    labels, unusual = found.mislabelled, found.outliers.number
+    farthest = sentences.FARTHEST if unusual else sentences.NONE_FARTHEST
+    agreement = 0.0 if labels is None else labels.agreement
+    return {
+        "duplicates": sentences.ABOUT_DUPLICATES.format(folder=folder),
+        "clusters": sentences.ABOUT_CLUSTERS.format(folder=folder),
+        "unusual": f"{farthest} {sentences.ABOUT_SCORES}".format(images=counted(unusual, "image")),
+        "labels": sentences.ABOUT_LABELS.format(agreement=agreement, folder=folder),
+    }
 
 
 def page_order(found: Exploration) -> Int64[np.ndarray, " n"]:
@@ -231,13 +295,13 @@ def _sprites(found: Exploration, order: Int64[np.ndarray, " n"]) -> Iterator[tup
     extra = [query.picture for query in found.queries]
     for number, first in enumerate(range(0, len(order) + len(extra), across * across)):
         rows = order[first : first + across * across]
-        some = list(tiles[rows])
-        if len(some) < across * across:
+        images = list(tiles[rows])
+        if len(images) < across * across:
             begin = max(0, first - len(order))
-            some += extra[begin : begin + across * across - len(some)]
+            images += extra[begin : begin + across * across - len(images)]
         sheet = np.zeros((across * across, tile, tile, 3), np.uint8)
-        sheet[: len(some)] = some
-        high = -(-len(some) // across) * tile
+        sheet[: len(images)] = images
+        high = -(-len(images) // across) * tile
         grid = sheet.reshape(across, across, tile, tile, 3).swapaxes(1, 2)
         pixels = grid.reshape(across * tile, across * tile, 3)[:high]
         buffer = io.BytesIO()

@@ -1,15 +1,16 @@
 """Completes what a report shows first: neighbours, map and gallery of runs that lack them.
 
-They need a run's encoder and images. What is up to date is not made again, and what cannot be made
-is reported.
+They need a run's encoder and images. Pictures that are up to date are not made again; those that
+cannot be made are reported.
 """
 
 from collections.abc import Callable, Sequence
 
-from hardmix.analysis.figures.picture import Found, check_installed, save
+from hardmix.analysis.picture import Found, check_installed, save
 from hardmix.errors import InputError, UnnamedCodeError
 from hardmix.report.grouping import group_runs
 from hardmix.report.run_figures import first_seeds_first
+from hardmix.report.sentences import NOT_MADE
 from hardmix.runs.folder import Run
 from hardmix.runs.reading import RunRecord
 from hardmix.runtime.console import say
@@ -19,7 +20,7 @@ MOST_RUNS = 4
 
 
 def look_at_runs(records: Sequence[RunRecord]) -> list[str]:
-    """Make what is missing; returns sentences about what cannot be made."""
+    """Make the missing pictures; returns sentences about those that cannot be made."""
     runs = [run for _, run in first_seeds_first(group_runs(records)) if run.config is not None]
     missing: list[str] = []
     for record in runs[:MOST_RUNS]:
@@ -28,11 +29,11 @@ def look_at_runs(records: Sequence[RunRecord]) -> list[str]:
 
 
 def look_at(run: Run, *, live: bool = False) -> list[str]:
-    """The same for one run. While it trains (`live`), from fewer images and without a map."""
+    """Do so for one run; while it trains (`live`), from fewer images and without a map."""
     # Imported here: torchvision takes seconds to import, and a report of files needs no images.
     from hardmix.analysis.embedding import look_at_features
     from hardmix.analysis.gallery import look_at_queue
-    from hardmix.explore.feature_gallery import write_feature_gallery
+    from hardmix.explore.neighbour_sheets import write_feature_gallery
 
     if not (run.encoder_file.exists() or run.checkpoints.is_dir()):
         return []
@@ -50,11 +51,11 @@ def _drawn(run: Run, draw: Callable[[Run], Found]) -> None:
             save(picture, run.figures)
 
 
-def _tried(what: str, run: Run, make: Callable[[], object]) -> list[str]:
+def _tried(pictures: str, run: Run, make: Callable[[], object]) -> list[str]:
     try:
         make()
     except UnnamedCodeError:
         raise
     except (InputError, OSError) as error:
-        return [f"No {what} of {run.path}: {error}"]
+        return [NOT_MADE.format(pictures=pictures, path=run.path, reason=error)]
     return []

@@ -1,19 +1,23 @@
-"""What was run on which data, in one paragraph and one small table."""
+"""What was run on which data: a paragraph, tables, commands, and what is missing."""
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from hardmix.report import sentences
+from hardmix.report.evaluation_tables import NO_EVALUATIONS
 from hardmix.report.grouping import SeedGroup
-from hardmix.report.provenance import shown
-from hardmix.runs.labels import method_uses
-from hardmix.runs.reading import RunRecord, number
+from hardmix.report.sentences import counted, listed
+from hardmix.runs.reading import RunRecord, method_uses, number
+from hardmix.settings.saved import flatten
 
 FEW = 3
 """Most methods named in a title; beyond this they are only counted."""
 
 MOST_EPOCHS = 10**9
-"""More cannot be meant."""
+"""A larger number in a file is damage."""
 
 
 @dataclass(frozen=True)
@@ -35,39 +39,37 @@ class RunRow:
 def title_of(groups: Sequence[SeedGroup]) -> str:
     """Return a title of methods and data."""
     labels = [group.label for group in groups]
-    methods = _and(labels)
+    methods = listed(labels)
     if len(labels) > FEW:
         names = [label.partition(" (")[0].partition(",")[0] for label in labels]
-        methods = f"{_and(list(dict.fromkeys(names)))} in {len(groups)} settings"
+        methods = f"{listed(list(dict.fromkeys(names)))} in {len(groups)} settings"
     data = _data_names(run for group in groups for run in group.runs)
-    return f"{methods} on {_and(data)}" if data else methods
+    return f"{methods} on {listed(data)}" if data else methods
 
 
 def paragraph_of(groups: Sequence[SeedGroup]) -> str:
     """Return a paragraph: how many runs, what was trained, on what data, for how long."""
     runs = [run for group in groups for run in group.runs]
-    named = [f"{group.label} ({_count(len(group.runs), 'seed')})" for group in groups]
-    sentences = [f"{_count(len(runs), 'run')}: {_and(named)}."]
-    data = _data_names(runs)
-    if data:
-        counts = list(dict.fromkeys(filter(None, (images_of(run) for run in runs))))
-        sizes = [f"{text} pixels" for text in _texts(runs, "data.image_size")]
-        inside = " of ".join(_or(words) for words in (counts, sizes) if words)
-        sentences.append(f"Trained on {_and(data)}{f' ({inside})' if inside else ''}.")
-    backbones = [f"\u201c{name}\u201d" for name in _texts(runs, "model.backbone")]
+    methods = [f"{group.label} ({counted(len(group.runs), 'seed')})" for group in groups]
+    paragraph = [sentences.RUNS.format(runs=counted(len(runs), "run"), methods=listed(methods))]
+    if data := _data_names(runs):
+        paragraph.append(sentences.TRAINED_ON.format(data=listed(data), sizes=_sizes(runs)))
+    backbones = [f"\u201c{name}\u201d" for name in _settings(runs, "model.backbone")]
     epochs = list(dict.fromkeys(filter(None, (planned_epochs(run) for run in runs))))
     if backbones and epochs:
-        batches, queues = (_texts(runs, f"train.{name}_size") for name in ("batch", "queue"))
-        queue = f", a queue of {_or(queues)} keys" if queues else ""
-        sentences.append(
-            f"Backbone {_or(backbones)}, {_or(epochs)} epochs, batches of {_or(batches)}{queue}."
+        batches, queues = (_settings(runs, f"train.{name}_size") for name in ("batch", "queue"))
+        template = sentences.NETWORK_AND_QUEUE if queues else sentences.NETWORK
+        paragraph.append(
+            template.format(
+                backbones=listed(backbones, "or"),
+                epochs=listed(epochs, "or"),
+                batches=listed(batches, "or") or "unknown",
+                queues=listed(queues, "or"),
+            )
         )
     if any(method_uses(run.settings, "mix.num_pairs", unknown=False) for run in runs):
-        sentences.append(
-            "MoCHi (N, s, s') mixes the N hardest negatives of a query: s points from two of them,"
-            " s' points from one and the query itself."
-        )
-    return " ".join(sentences)
+        paragraph.append(sentences.MOCHI)
+    return " ".join(paragraph)
 
 
 def run_rows(groups: Sequence[SeedGroup]) -> list[RunRow]:
@@ -94,7 +96,7 @@ def images_of(run: RunRecord) -> str:
     """Return the number of training images in words; empty if unknown."""
     counts = [run.settings.get("data.num_images"), run.results.get("knn", {}).get("train")]
     known = next((count for count in counts if isinstance(count, int)), None)
-    return "" if known is None else f"{known:,} images"
+    return "" if known is None else counted(known, "image")
 
 
 def planned_epochs(run: RunRecord) -> str:
@@ -104,20 +106,29 @@ def planned_epochs(run: RunRecord) -> str:
     return str(min(known)) if known else ""
 
 
+def reached_epochs(run: RunRecord) -> int:
+    """Return the number of epochs that the log has reached."""
+    epochs = [number(line.get("epoch")) for line in run.metrics]
+    return max((int(epoch) + 1 for epoch in epochs if epoch is not None), default=0)
+
+
 def duration(seconds: float) -> str:
-    """Return a duration such as 3 s, 4.5 min or 2.1 h."""
-    if seconds < 90:
+    """Return a duration in at most two units, such as 3 h 20 min."""
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    if seconds < 60:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    if hours < 1:
+        return f"{minutes} min"
+    if hours < 48:
+        return f"{hours} h {minutes % 60} min"
+    return f"{hours // 24} days {hours % 24} h"
 
 
 def _row(group: SeedGroup, run: RunRecord) -> RunRow:
     losses = [number(line.get("loss")) for line in run.metrics]
     loss = next((value for value in reversed(losses) if value is not None), None)
     seconds = number(run.results.get("pretrain", {}).get("seconds"))
-    reached = [number(line.get("epoch")) for line in run.metrics]
-    done = max((int(value) + 1 for value in reached if value is not None), default=0)
-    planned = planned_epochs(run)
+    done, planned = str(reached_epochs(run)), planned_epochs(run)
     data = [data_of(run), images_of(run)]
     return RunRow(
         name=run.name,
@@ -126,7 +137,7 @@ def _row(group: SeedGroup, run: RunRecord) -> RunRow:
         seed="" if run.seed is None else shown(run.seed),
         data=", ".join(filter(None, data)),
         backbone=shown(run.settings.get("model.backbone", "")),
-        epochs=f"{done} of {planned}" if planned and str(done) != planned else planned or str(done),
+        epochs=f"{done} of {planned}" if planned not in ("", done) else done,
         loss="" if loss is None else f"{loss:.3f}",
         time="" if seconds is None else duration(seconds),
         path=str(run.run.path),
@@ -137,7 +148,15 @@ def _data_names(runs: Iterable[RunRecord]) -> list[str]:
     return list(dict.fromkeys(filter(None, map(data_of, runs))))
 
 
-def _texts(runs: Sequence[RunRecord], setting: str) -> list[str]:
+def _sizes(runs: Sequence[RunRecord]) -> str:
+    """Return the numbers of images and of pixels, in brackets; empty if neither is known."""
+    numbers = list(dict.fromkeys(filter(None, (images_of(run) for run in runs))))
+    pixels = [f"{text} pixels" for text in _settings(runs, "data.image_size")]
+    known = " of ".join(listed(texts, "or") for texts in (numbers, pixels) if texts)
+    return f" ({known})" if known else ""
+
+
+def _settings(runs: Sequence[RunRecord], setting: str) -> list[str]:
     """Return the distinct values of a setting among runs whose method uses it."""
     values = [
         run.settings[setting]
@@ -147,17 +166,103 @@ def _texts(runs: Sequence[RunRecord], setting: str) -> list[str]:
     return list(dict.fromkeys(shown(value) for value in values))
 
 
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
+# -- settings and commands
 
 
-def _and(words: Sequence[str]) -> str:
-    return _list(words, "and")
+NOT_RECORDED = "not recorded"
 
 
-def _or(words: Sequence[str]) -> str:
-    return _list(words, "or") or "unknown"
+@dataclass(frozen=True)
+class Command:
+    """A shell command, and what it does."""
+
+    about: str
+    line: str
 
 
-def _list(words: Sequence[str], last: str) -> str:
-    return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+def shown(value: Any) -> str:
+    """Return a setting's value as text."""
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return str(value)
+
+
+def differences(runs: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
+    """Return the settings in which the runs differ, with every run's value."""
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    rows = []
+    for name in names:
+        values = [run.settings.get(name, NOT_RECORDED) for run in runs]
+        if any(value != values[0] for value in values):
+            texts = [v if v is NOT_RECORDED else shown(v) for v in values]
+            rows.append((name, [str(text) for text in texts]))
+    return rows
+
+
+def versions_of(runs: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
+    """Return every set of versions that results were written with, and its runs."""
+    by_versions: dict[str, list[str]] = {}
+    for run in runs:
+        for result in run.results.values():
+            versions = result.get("versions")
+            if isinstance(versions, dict):
+                text = ", ".join(f"{name} {value}" for name, value in versions.items())
+                names = by_versions.setdefault(text, [])
+                if run.name not in names:
+                    names.append(run.name)
+    return list(by_versions.items())
+
+
+def commands_of(run: RunRecord) -> list[Command]:
+    """Return the commands that reproduce a run and its evaluations, in order."""
+    commands = []
+    if run.settings:
+        again = f"{run.run.path}-again"
+        words = ["hardmix", "pretrain", "--config", str(run.run.config_file), "--out", again]
+        commands.append(Command("Train it again", shlex.join(words)))
+    ordered = sorted(run.results.items(), key=lambda item: str(item[1].get("written", "")))
+    for name, result in ordered:
+        line = result.get("command")
+        if isinstance(line, str) and line.strip():
+            about = "Original command" if name == "pretrain" else f"results/{name}.json"
+            commands.append(Command(about, line))
+    return commands
+
+
+# -- what is missing
+
+
+def incomplete(run: RunRecord) -> list[str]:
+    """Return sentences on missing evaluations or labels, unfinished training, stale results."""
+    missing = _stale_results(run)
+    if not (run.results.keys() - set(NO_EVALUATIONS) or "verdict" in run.results):
+        missing.append(sentences.NOT_EVALUATED.format(run=run.name))
+    logged = {name for line in run.metrics for name in line}
+    has_queue = run.metrics and method_uses(run.settings, "train.queue_size")
+    if has_queue and not logged & {"false_negatives_top", "knn"}:
+        missing.append(sentences.NO_LABELS.format(run=run.name))
+    planned, done = planned_epochs(run), reached_epochs(run)
+    if planned and done and "pretrain" not in run.results:
+        missing.append(sentences.UNFINISHED.format(run=run.name, done=done, last=planned))
+    return missing
+
+
+def _stale_results(run: RunRecord) -> list[str]:
+    """Return sentences on results written before the run was resumed with other epochs."""
+    stale = []
+    for name, result in run.results.items():
+        measured = result.get("run")
+        if not isinstance(measured, dict) or not run.settings:
+            continue
+        then, now = flatten(measured), run.settings
+        for setting in ("train.epochs", "train.stop_epoch"):
+            if setting in then and then[setting] != now.get(setting):
+                facts = {"run": run.name, "name": name, "setting": setting}
+                stale.append(
+                    sentences.STALE.format(**facts, then=then[setting], now=now.get(setting))
+                )
+    return stale

@@ -22,23 +22,19 @@ from markupsafe import Markup
 from hardmix.errors import InputError
 from hardmix.report import (
     evaluation_tables,
-    feature_maps,
-    galleries,
     grouping,
+    image_galleries,
     overview,
-    provenance,
     run_figures,
-    similar_images,
     training_curves,
     verdicts,
 )
-from hardmix.report.incomplete import incomplete
+from hardmix.report.evaluation_tables import axis_of
 from hardmix.report.looking import look_at_runs
-from hardmix.report.strips import axis_of
 from hardmix.runs.folder import versions
 from hardmix.runs.reading import RunRecord, read_runs, with_new_results
-from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say
+from hardmix.runtime.files import write_atomically
 
 MARK = "<!-- Made by hardmix report. -->"
 """The page's second line; only a file that has it is overwritten."""
@@ -50,21 +46,23 @@ COLOURS = 8
 def write_report(paths: Sequence[Path], out: Path, *, look: bool = False) -> Path:
     """Read the runs and write their report.
 
-    With `look`, what the page shows first is made for runs that lack it: neighbours and map of the
-    features, and the gallery of hardest negatives. That needs their encoders and images.
+    With `look`, runs that lack them get neighbours and a map of the features, and the gallery of
+    hardest negatives. That needs their encoders and images.
     """
     check_out(out)  # fail before the work, not after
     records = read_runs(paths)
-    said = look_at_runs(records) if look else []
-    return write_page([with_new_results(each) for each in records] if look else records, out, said)
+    if not look:
+        return write_page(records, out)
+    failures = look_at_runs(records)
+    return write_page([with_new_results(record) for record in records], out, failures)
 
 
-def write_page(runs: Sequence[RunRecord], out: Path, said: Sequence[str] = ()) -> Path:
-    """Write the page; what could not be shown is listed on it, after `said`, and counted here."""
+def write_page(runs: Sequence[RunRecord], out: Path, failures: Sequence[str] = ()) -> Path:
+    """Write the page; its last section lists `failures` and everything that is missing."""
     check_out(out)
     readable = [run for run in runs if not run.is_empty]
-    missing = [*said, *(sentence for run in runs for sentence in run.missing)]
-    missing += [sentence for run in readable for sentence in incomplete(run)]
+    missing = [*failures, *(sentence for run in runs for sentence in run.missing)]
+    missing += [sentence for run in readable for sentence in overview.incomplete(run)]
     if not readable:
         raise InputError("nothing to report. " + " ".join(missing or ["Name a run."]))
     page = render(readable, missing, out)
@@ -104,7 +102,7 @@ def render(
     live: Markup | None = None,
     script: str = "",
 ) -> str:
-    """Return the page's HTML. Sentences on what is missing are added to `missing`.
+    """Return the page's HTML; sentences on missing parts are added to `missing`.
 
     `live` comes first on a page that is refreshed by `script`; such a page omits figures that would
     have to be drawn again each time.
@@ -120,9 +118,9 @@ def render(
         "groups": groups,
         "runs": ordered,
         "run_groups": {run.name: group.number for group in groups for run in group.runs},
-        "differences": provenance.differences(ordered),
-        "versions": provenance.versions_of(ordered),
-        "commands": [(run, provenance.commands_of(run)) for run in ordered],
+        "differences": overview.differences(ordered),
+        "versions": overview.versions_of(ordered),
+        "commands": [(run, overview.commands_of(run)) for run in ordered],
         "report_command": shlex.join(words),
         "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "page_versions": versions(),
@@ -149,10 +147,13 @@ def render(
 
 
 def curve_context(groups: Sequence[grouping.SeedGroup]) -> dict[str, Any]:
-    """Return the curves' points, and some of them as tables."""
-    found = training_curves.curves_of(groups)
-    tables = [(each, training_curves.sample_table(found, each["key"])) for each in found["metrics"]]
-    return {"curves": found, "curve_tables": tables}
+    """Return the curves' points, and a sample of them as tables."""
+    curves = training_curves.curves_of(groups)
+    tables = [
+        (metric, training_curves.sample_table(curves, metric["key"]))
+        for metric in curves["metrics"]
+    ]
+    return {"curves": curves, "curve_tables": tables}
 
 
 def picture_context(
@@ -161,11 +162,11 @@ def picture_context(
     """Return figures (those that compare runs only if they are to be drawn), gallery and maps."""
     runs = [run for group in groups for run in group.runs]
     compared, names = run_figures.comparison(runs, missing) if draw else ([], set())
-    maps = feature_maps.feature_maps(groups, missing)
+    maps = image_galleries.feature_maps(groups, missing)
     return {
-        "neighbours": similar_images.feature_galleries(groups, missing),
+        "neighbours": image_galleries.feature_galleries(groups, missing),
         "figures": compared + run_figures.of_each_run(groups, {*names, "embedding-map"}, missing),
-        "galleries": galleries.galleries(groups, missing),
+        "galleries": image_galleries.galleries(groups, missing),
         "maps": maps,
         "map_data": [each.data | ({} if draw else {"links": {}}) for each in maps],
     }
@@ -174,7 +175,7 @@ def picture_context(
 @cache
 def environment() -> Environment:
     """Return a Jinja2 environment that escapes everything; unknown names are errors."""
-    made = Environment(
+    environment = Environment(
         loader=FunctionLoader(part),
         autoescape=True,
         undefined=StrictUndefined,
@@ -182,15 +183,15 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {
+    environment.filters |= {
         "data": data_block,
         "colour": colour,
         "points": points,
-        "shown": provenance.shown,
+        "shown": overview.shown,
         "axis": axis_of,
         "duration": overview.duration,
     }
-    return made
+    return environment
 
 
 HIDDEN = re.compile(

@@ -1,4 +1,8 @@
-"""metrics.jsonl as curves over epochs, thinned for a page."""
+"""metrics.jsonl as curves over epochs, thinned for a page.
+
+Every number that a method logs has a curve: known ones have a title and a sentence here, others
+their name.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,6 +14,8 @@ from hardmix.report.grouping import SeedGroup
 from hardmix.runs.reading import RunRecord, number
 
 MOST_POINTS = 300
+MOST_OTHERS, LONGEST_NAME = 50, 60
+"""Most metrics without words of their own, and characters of their names: a log may be foreign."""
 DIGITS = 5
 """Significant digits of values on the page."""
 
@@ -20,7 +26,7 @@ class Metric:
 
     key: str
     name: str
-    about: str
+    about: str = "A number that the method logs in metrics.jsonl."
     percent: bool = False
     main: bool = False
     """Whether the menu shows it at once; the others are folded."""
@@ -116,15 +122,19 @@ METRICS = [
     Metric("lr", "Learning rate", "Learning rate at the logged step."),
     Metric("images_per_second", "Images per second", "Mean between two log lines."),
 ]
-"""Metrics in the order of the menu, which omits those of which no run has two points."""
+"""Metrics with words of their own, in the order of the menu. Others follow by their names; those of
+which no run has two points are omitted."""
+NOT_METRICS = ("step", "epoch")
+"""Keys of a line that say when it was logged."""
 
 
 def curves_of(groups: Sequence[SeedGroup]) -> dict[str, Any]:
     """Return the data for page.js: metrics, runs, and the points of each pair (x in epochs)."""
     runs = [(group, seed, run) for group in groups for seed, run in enumerate(group.runs)]
-    found = [curves_of_run(run) for _, _, run in runs]
-    points = {metric.key: [each[metric.key] for each in found] for metric in METRICS}
-    shown = [m for m in METRICS if any(len(curve) > 1 for curve in points[m.key])]
+    metrics = all_metrics([run for _, _, run in runs])
+    curves = [curves_of_run(run, metrics) for _, _, run in runs]
+    points = {metric.key: [each[metric.key] for each in curves] for metric in metrics}
+    shown = [m for m in metrics if any(len(curve) > 1 for curve in points[m.key])]
     return {
         "metrics": [asdict(metric) for metric in shown],
         "runs": [
@@ -135,20 +145,31 @@ def curves_of(groups: Sequence[SeedGroup]) -> dict[str, Any]:
     }
 
 
-def curves_of_run(run: RunRecord) -> dict[str, list[tuple[float, float]]]:
+def all_metrics(runs: Sequence[RunRecord]) -> list[Metric]:
+    """Return the metrics with words of their own, then all others that the runs have logged."""
+    keys = {key: None for run in runs for line in run.metrics for key in line}
+    known = {*NOT_METRICS, *(metric.key for metric in METRICS)}
+    others = [key for key in keys if key not in known][:MOST_OTHERS]
+    names = [key[:LONGEST_NAME].replace("_", " ").capitalize() for key in others]
+    return METRICS + [Metric(key, name) for key, name in zip(others, names, strict=True)]
+
+
+def curves_of_run(
+    run: RunRecord, metrics: Sequence[Metric]
+) -> dict[str, list[tuple[float, float]]]:
     """Return (epoch, value) pairs by key, at most MOST_POINTS each; fractions in percent."""
     steps = steps_per_epoch(run.metrics)
-    found: dict[str, list[tuple[float, float]]] = {metric.key: [] for metric in METRICS}
+    by_key: dict[str, list[tuple[float, float]]] = {metric.key: [] for metric in metrics}
     for line in run.metrics:
         step = number(line.get("step"))
-        for key in line.keys() & found.keys():
+        for key in line.keys() & by_key.keys():
             value = number(line[key])
             if step is not None and value is not None:
-                found[key].append((step / steps, value))
+                by_key[key].append((step / steps, value))
     curves = {}
-    for metric in METRICS:
+    for metric in metrics:
         scale = 100 if metric.percent else 1
-        points = thinned(sorted(found[metric.key]), MOST_POINTS)
+        points = thinned(sorted(by_key[metric.key]), MOST_POINTS)
         curves[metric.key] = [(rounded(x), rounded(scale * y)) for x, y in points]
     return curves
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hardmix.report import sentences
 from hardmix.report.grouping import SeedGroup
 from hardmix.report.run_figures import first_seeds_first
 from hardmix.runs.reading import RunRecord, number
@@ -19,9 +20,9 @@ ENCODERS = {
     "pixels": "raw pixels",
     "colours": "colour histogram",
 }
-"""Names of what is compared, in the order of the page."""
+"""Names of the encoders that are compared, in the order of the page."""
 ALSO = {"trained": "encoder", "started from": "start", "colour histogram": "colours"}
-"""Other names of the same."""
+"""Other names of the same encoders."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Measured:
     share: float | None
     """The number itself if it is a fraction, for a bar."""
     own: bool
-    """Whether it is that of the trained encoder."""
+    """Whether the encoder is the trained one."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,16 @@ class Verdict:
 
 def verdicts(groups: Sequence[SeedGroup], missing: list[str]) -> list[Verdict]:
     """Return the verdicts of the runs that have one; older runs have none."""
-    found = []
+    verdicts = []
     for group, run in first_seeds_first(groups):
         facts = run.results.get("verdict")
         if facts is None:
             continue
         if not isinstance(facts.get("text"), str) or not facts["text"].strip():
-            missing.append(f"{run.name}: results/verdict.json has no sentence.")
+            missing.append(sentences.NO_VERDICT.format(run=run.name))
             continue
-        found.append(_verdict(group, run, facts))
-    return found
+        verdicts.append(_verdict(group, run, facts))
+    return verdicts
 
 
 def _verdict(group: SeedGroup, run: RunRecord, facts: Mapping[str, Any]) -> Verdict:
@@ -86,30 +87,26 @@ def _verdict(group: SeedGroup, run: RunRecord, facts: Mapping[str, Any]) -> Verd
 
 def _numbers(facts: Mapping[str, Any]) -> list[Measured]:
     """Return the numbers of all encoders, plain or with their errors."""
-    found = []
+    measured = []
     for group in (facts.get("scores"), facts.get("measured")):
         for name, value in group.items() if isinstance(group, dict) else ():
-            known = number(value.get("score") if isinstance(value, dict) else value)
-            if known is not None:
-                found.append(_measured(name, known))
-    return found
+            score = number(value.get("score") if isinstance(value, dict) else value)
+            if score is not None:
+                measured.append(_measured(name, score))
+    return measured
 
 
 def _about(facts: Mapping[str, Any]) -> str:
     """Return what the numbers measure."""
-    images, near = (number(facts.get(name)) for name in ("images", "k"))
-    of = f"{images:,.0f} images" if images is not None else "the images"
-    k = f"{near:.0f} " if near is not None else ""
-    chance = number(facts.get("chance"))
-    last = f" Guessing gives {100 * chance:.1f} %." if chance is not None else ""
-    if facts.get("measure") == "knn":
-        return f"Share of {of} whose class most of their {k}nearest neighbours have.{last}"
-    if facts.get("measure") == "views":
-        return (
-            f"Share of the {k}nearest neighbours on which two views of an image agree, the mean"
-            f" over {of}.{last}"
-        )
-    return " ".join(_texts(facts.get("measure")))
+    template = sentences.MEASURES.get(str(facts.get("measure")))
+    if template is None:
+        return " ".join(_texts(facts.get("measure")))
+    images, near, chance = (number(facts.get(name)) for name in ("images", "k", "chance"))
+    about = template.format(
+        images="the images" if images is None else f"{images:,.0f} images",
+        neighbours="nearest neighbours" if near is None else f"{near:.0f} nearest neighbours",
+    )
+    return about if chance is None else f"{about} {sentences.GUESSING.format(100 * chance)}"
 
 
 def _measured(name: str, value: float) -> Measured:

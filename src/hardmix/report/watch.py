@@ -25,15 +25,14 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from hardmix.errors import InputError
-from hardmix.report.live_gallery import LiveGallery
-from hardmix.report.run_state import state_of
 from hardmix.runtime.console import say
-from hardmix.runtime.own_code import check_allowed, is_own
-from hardmix.settings.saved import read_config
+from hardmix.runtime.files import read_json
+from hardmix.runtime.own_code import allow_code, allowed_code, check_allowed, is_own
+from hardmix.settings.saved import build_config
 
 LOOPBACK = "127.0.0.1"
 NAMES = (LOOPBACK, "localhost", "::1")
-"""Host names of this machine that are accepted; a tunnel may use any port."""
+"""Accepted names of this machine; a tunnel may use any port."""
 CONNECTIONS = 32
 """Connections at a time; any more are closed."""
 PATIENCE = 10.0
@@ -44,7 +43,7 @@ DRAWING = 120.0
 """Seconds that drawing a page may take."""
 MOST_FILES = 10_000
 """Files of a folder whose changes are noticed."""
-PROGRAM = "import sys; from hardmix.report.live_page import main; main(sys.argv[1])"
+PAGE_PROGRAM = "import sys; from hardmix.report.live_page import main; main(sys.argv[1])"
 SENTENCE = """<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="5">
 <title>hardmix watch</title><p>{}</p>
 """
@@ -68,9 +67,9 @@ def watch_run(path: Path, port: int, *, look: bool = True) -> None:
 def _check_code(file: Path) -> None:
     """Raise UnnamedCodeError if galleries need code that the user has not named."""
     try:
-        backbone = read_config(file).model.backbone
-    except InputError:
-        return  # the page says what is wrong with it
+        backbone = build_config(read_json(file), str(file)).model.backbone
+    except (InputError, OSError, ValueError):
+        return  # the page explains what is wrong
     if is_own(backbone):
         check_allowed(backbone, "model.backbone", str(file))
 
@@ -129,7 +128,7 @@ class LivePage:
 
     def _draw(self) -> tuple[int, bytes]:
         """Return an HTTP status and a page, made by another process."""
-        words = [sys.executable, "-P", "-c", PROGRAM, os.fspath(self._path)]
+        words = [sys.executable, "-P", "-c", PAGE_PROGRAM, os.fspath(self._path)]
         quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         try:
             with subprocess.Popen(words, stdout=subprocess.PIPE, **quiet) as self._process:
@@ -143,31 +142,131 @@ class LivePage:
         status = self._process.returncode
         if status == 0:
             return 200, content
-        said = content.decode(errors="replace") or f"the process ended with status {status}."
-        return 503, sentence(f"The page of {self._path} cannot be drawn: {said}")
+        reason = content.decode(errors="replace") or f"the process ended with status {status}."
+        return 503, sentence(f"The page of {self._path} cannot be drawn: {reason}")
 
 
 def sentence(text: str) -> bytes:
-    """Return a page that says this, and asks again."""
+    """Return a page with a sentence, which reloads itself."""
     return SENTENCE.format(html.escape(text)).encode(errors="backslashreplace")
+
+
+def state_of(folder: Path) -> str:
+    """Return the state in status.json; "lost" if it says running but its process is gone."""
+    try:
+        status = read_json(folder / "status.json")
+    except (OSError, ValueError):
+        return "unknown"
+    state = status.get("state") if isinstance(status, dict) else None
+    if not isinstance(state, str):
+        return "unknown"
+    gone = status.get("host") == socket.gethostname() and not _alive(status.get("process"))
+    return "lost" if state == "running" and gone else state
+
+
+def _alive(process: object) -> bool:
+    """Return whether a process exists; True if that is unknown."""
+    if not isinstance(process, int) or process < 1:
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 def version_of(path: Path) -> str:
     """Return a text that changes with a run's files and when its process is gone."""
-    told = [state_of(path)]
+    facts = [state_of(path)]
     for folder in (path, path / "results", path / "figures"):
         try:
             with os.scandir(folder) as entries:
-                found = sorted(islice(entries, MOST_FILES), key=lambda entry: entry.name)
+                files = sorted(islice(entries, MOST_FILES), key=lambda entry: entry.name)
         except OSError:
             continue
-        for entry in found:
+        for entry in files:
             with suppress(OSError):
-                facts = entry.stat()
+                stat = entry.stat()
                 if not entry.name.startswith("."):
-                    told.append(f"{entry.name} {facts.st_size} {facts.st_mtime_ns}")
-    text = "\n".join(told).encode(errors="backslashreplace")
+                    facts.append(f"{entry.name} {stat.st_size} {stat.st_mtime_ns}")
+    text = "\n".join(facts).encode(errors="backslashreplace")
     return hashlib.sha256(text).hexdigest()[:16]
+
+
+# -- galleries of a run that is still training
+
+GALLERY_PAUSE = 60.0
+"""Least seconds between the end of a gallery and the beginning of the next."""
+GALLERY_PROGRAM = (
+    "import sys; from hardmix.report.watch import draw_galleries; draw_galleries(*sys.argv[1:])"
+)
+
+
+class LiveGallery:
+    """Keeps similar images and hardest negatives up to date, in a process of its own.
+
+    It starts the process for each new checkpoint, and never waits for it. The process takes one
+    core, and leaves it to the training if that needs it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._drawn: str | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._next = 0.0
+
+    def follow(self) -> None:
+        """Start a process if the newest checkpoint has no gallery and none is under way."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                return
+            self._process, self._next = None, time.monotonic() + GALLERY_PAUSE
+        newest = newest_checkpoint(self._path / "checkpoints")
+        if newest is None or newest == self._drawn or time.monotonic() < self._next:
+            return
+        self._drawn = newest
+        self._process = subprocess.Popen(
+            # -P: no modules of the current folder, which may be the run's.
+            [sys.executable, "-P", "-c", GALLERY_PROGRAM, os.fspath(self._path), *allowed_code()],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # the page lists missing galleries
+        )
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def newest_checkpoint(folder: Path) -> str | None:
+    """Return a text that changes with the newest checkpoint; None if there is none."""
+    try:
+        files = [(file.stat().st_mtime_ns, file.name) for file in folder.iterdir()]
+    except OSError:
+        return None
+    return f"{max(files)}" if files else None
+
+
+def draw_galleries(path: str, *allowed: str) -> None:
+    """Make the galleries of the newest checkpoint, at the lowest priority.
+
+    `allowed` are the names of code that the run may use.
+    """
+    from hardmix.report.looking import look_at  # here, as these import torch
+    from hardmix.runs.folder import Run
+
+    if hasattr(os, "nice"):
+        os.nice(19)
+    allow_code(*allowed)
+    look_at(Run(Path(path)), live=True)
+
+
+# -- the server
 
 
 class PageServer(ThreadingHTTPServer):
@@ -184,7 +283,7 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """The page's URL; who does not know its token gets no answer."""
+        """The page's URL; without its token there is no answer."""
         return f"http://{LOOPBACK}:{self.server_address[1]}/{self.token}/"
 
     def service_actions(self) -> None:
@@ -207,7 +306,7 @@ class PageServer(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: the other side has closed the connection."""
+        """Print nothing: the other side has closed the connection."""
 
     def server_close(self) -> None:
         """End the processes that draw, too."""
@@ -224,14 +323,14 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = PATIENCE
 
     def setup(self) -> None:
-        """Give the whole request a time limit: one byte after the other can take for ever."""
+        """Limit the time of the whole request, which might arrive byte by byte."""
         super().setup()
         self._limit = Timer(PATIENCE, self._cut)
         self._limit.daemon = True
         self._limit.start()
 
     def parse_request(self) -> bool:
-        """Read the headers; what follows takes its own time."""
+        """Read the headers; the limit does not apply to the answer."""
         try:
             return super().parse_request()
         finally:

@@ -18,10 +18,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from hardmix.errors import InputError
-from hardmix.runtime.atomic_files import sync_folder, write_atomically
-from hardmix.runtime.distributed import broadcast, broadcast_text, is_main
-from hardmix.settings.bounded_files import most_weights, read_file
-from hardmix.settings.saved import read_json
+from hardmix.runtime.distributed import broadcast, broadcast_object, is_main
+from hardmix.runtime.files import most_weights, read_file, read_json, sync_folder, write_atomically
 
 FORMAT = 3
 """1 has no checksum of the manifest; since 3, tensors are named by their content."""
@@ -218,7 +216,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
 
 def share_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Run `restore_optimizer` on every rank, with the tensors that rank 0 has read."""
-    shapes = json.loads(broadcast_text(json.dumps({k: list(v.shape) for k, v in tensors.items()})))
+    shapes = broadcast_object({k: list(v.shape) for k, v in tensors.items()})
     if not is_main():
         tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
     restore_optimizer(optimizer, tensors)

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -23,14 +24,19 @@ from torch import Tensor, nn
 
 from hardmix.errors import InputError, OutputError
 from hardmix.runs.checkpoints import Checkpoint, load_to_resume, pack, write_checkpoint
-from hardmix.runs.logged_lines import logged_objects
 from hardmix.runs.weight_files import pack_safetensors
-from hardmix.runtime.atomic_files import append_line, errors_naming, room, write_atomically
 from hardmix.runtime.distributed import is_main
-from hardmix.settings.bounded_files import MOST_LOG, read_file
+from hardmix.runtime.files import (
+    MOST_LOG,
+    append_line,
+    errors_naming,
+    read_file,
+    read_json,
+    room,
+    write_atomically,
+)
 from hardmix.settings.config import PretrainConfig
-from hardmix.settings.roots import root_near
-from hardmix.settings.saved import check_same_run, read_config, to_json
+from hardmix.settings.saved import build_config, check_same_run, root_near, to_json
 
 ENCODER_FORMAT = "hardmix-encoder-1"
 OWN_TRUNK = "own"
@@ -307,3 +313,32 @@ def check_resumable(path: Path, config: PretrainConfig) -> None:
     trained = run.config().recipe != "imported" or any(run.checkpoints.glob("step-*"))
     check_same_run(run.config(), config, None if trained else OF_THE_WEIGHTS)
     write_atomically(run.config_file, to_json(config))
+
+
+def read_config(file: Path) -> PretrainConfig:
+    """Read a saved config and check it like one from the command line."""
+    try:
+        values = read_json(file)
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise InputError(f"{file} is not JSON: {error}.") from error
+    return build_config(values, str(file))
+
+
+def logged_objects(text: str) -> list[dict[str, Any]]:
+    """Return a log's objects; lines that are not objects with a step are skipped."""
+    lines = []
+    names: dict[str, str] = {}  # every line has the same ones: they take memory once
+    for each in text.splitlines():
+        try:
+            line = json.loads(each, object_pairs_hook=partial(_sharing, names))
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            lines.append(line)
+    return lines
+
+
+def _sharing(names: dict[str, str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {names.setdefault(name, name): value for name, value in pairs}

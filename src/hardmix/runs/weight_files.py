@@ -17,10 +17,12 @@ from safetensors.torch import save
 from torch import Tensor
 
 from hardmix.errors import InputError
-from hardmix.settings.bounded_files import check_file, most_weights, open_file
+from hardmix.runtime.files import check_file, most_weights, open_file
 
 NESTED = ("state_dict", "model_state_dict", "model")
 """Names under which checkpoints store their weights."""
+SAFE_TORCH = (2, 10)
+"""The first version whose weights_only holds."""
 MOST_GROWTH = 10_000_000
 """Bytes by which an archive may grow when unpacked: source code in TorchScript's is compressed."""
 MOST_OPERATIONS = 2_000_000
@@ -29,7 +31,7 @@ LEGACY_PICKLES = 5
 """Pickles at the start of a file written by torch before 1.6; raw numbers follow."""
 
 
-class Source(NamedTuple):
+class SavedWeights(NamedTuple):
     """A file's tensors, the metadata of a safetensors file, and a checkpoint's epoch."""
 
     tensors: dict[str, Tensor]
@@ -37,7 +39,7 @@ class Source(NamedTuple):
     epoch: int | None
 
 
-def read_weights(file: Path) -> Source:
+def read_weights(file: Path) -> SavedWeights:
     """Read the tensors of a safetensors or torch.save file; no code in it is executed."""
     try:
         with open_file(file, most_weights()) as opened:
@@ -49,6 +51,7 @@ def read_weights(file: Path) -> Source:
         ) from error
     if start[8:9] == b"{":
         return read_safetensors(file)
+    _check_torch(file)
     _check_sizes(file, zipped=start.startswith(b"PK\x03\x04"))
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -56,6 +59,17 @@ def read_weights(file: Path) -> Source:
     except Exception as error:  # bytes that are not a pickle raise nearly anything
         raise InputError(_why_not(file, start, str(error))) from error
     return _unwrap(file, content)
+
+
+def _check_torch(file: Path) -> None:
+    """Refuse pickles with versions of torch whose weights_only can be made to execute code."""
+    version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
+    if version < SAFE_TORCH:
+        raise InputError(
+            f"{file} is a file of torch.save, which torch {torch.__version__} does not read safely:"
+            f" update to torch {'.'.join(map(str, SAFE_TORCH))} or newer, or convert the file to"
+            " safetensors where it comes from."
+        )
 
 
 def _check_sizes(file: Path, zipped: bool) -> None:
@@ -102,7 +116,7 @@ def _check_operations(file: Path, number: int) -> None:
         )
 
 
-def read_safetensors(file: Path) -> Source:
+def read_safetensors(file: Path) -> SavedWeights:
     """Read the tensors and metadata of a safetensors file."""
     try:
         check_file(file, most_weights())
@@ -113,7 +127,7 @@ def read_safetensors(file: Path) -> Source:
         raise InputError(
             f"{file} is not an intact safetensors file: {error}; copy or download it again."
         ) from error
-    return Source(tensors, facts, None)
+    return SavedWeights(tensors, facts, None)
 
 
 def pack_safetensors(tensors: dict[str, Tensor], facts: dict[str, str]) -> bytes:
@@ -144,7 +158,7 @@ def _why_not(file: Path, start: bytes, error: str) -> str:
     )
 
 
-def _unwrap(file: Path, content: Any) -> Source:
+def _unwrap(file: Path, content: Any) -> SavedWeights:
     """Return the tensors of a part with a known name, or of the part with the most tensors."""
     whole: dict[Any, Any] = dict(content) if isinstance(content, Mapping) else {}
     known = [_named_tensors(whole.get(name)) for name in NESTED]
@@ -158,7 +172,7 @@ def _unwrap(file: Path, content: Any) -> Source:
             " wrote."
         )
     epoch = whole.get("epoch")
-    return Source(tensors, {}, epoch if isinstance(epoch, int) else None)
+    return SavedWeights(tensors, {}, epoch if isinstance(epoch, int) else None)
 
 
 def _named_tensors(part: Any) -> dict[str, Tensor]:

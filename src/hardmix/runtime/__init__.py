@@ -1,1 +1,1 @@
-"""What any program of many processes needs: console, files, devices, signals, random numbers."""
+"""Console, files, devices, processes, signals and random numbers."""

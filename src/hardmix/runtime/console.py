@@ -1,7 +1,7 @@
-"""What people see: tables, lines, progress. The only file that prints.
+"""Everything that is printed: lines, tables and progress. No other file prints.
 
-Names of files come from anywhere. Nothing in a text moves the cursor, clears the screen, begins a
-line or is taken for markup: such characters are shown as escapes (`visible`).
+File names may contain anything. Characters that would move the cursor, clear the screen or start a
+new line are printed as escapes (`visible`), and nothing is interpreted as markup.
 """
 
 import io
@@ -18,27 +18,27 @@ from rich.table import Table
 from rich.text import Text
 
 QUIET_SECONDS = 20.0
-"""Where there is no terminal, a progress line at most this often."""
+"""Least time between two lines of progress where there is no terminal."""
 
 BAR, ETA = 21, 9
-"""Columns of a terminal that the bar and the remaining time take, with the space before each."""
+"""Columns of a terminal that the bar and the remaining time take, each with a space before it."""
 
 _out = Console(highlight=False, markup=False, emoji=False)
 _err = Console(stderr=True, highlight=False, markup=False, emoji=False)
 _rank = 0
 
 _HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters, line breaks, turns of the writing direction, bytes that are not UTF-8."""
+"""Control characters, line breaks, changes of the writing direction, bytes that are not UTF-8."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def visible(text: str) -> str:
-    r"""A text on one line of any terminal: an escape sequence becomes \x1b[2J, a line break \n."""
+    r"""Return a text as one harmless line: an escape becomes \x1b, a line break \n."""
     return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def speak_as(rank: int) -> None:
-    """Of many processes only rank 0 speaks; the others say only why they end, with their rank."""
+    """Let only rank 0 print; other ranks print only why they stop, with their rank."""
     global _rank
     _rank = rank
     _out.quiet = rank > 0
@@ -46,7 +46,7 @@ def speak_as(rank: int) -> None:
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Within, nothing is said and nothing is warned of: it will be said again."""
+    """Print nothing within the context, not even warnings: what is done will be done again."""
     before = _out.quiet, _err.quiet
     _out.quiet = _err.quiet = True
     try:
@@ -56,33 +56,34 @@ def silent() -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """One line of plain text."""
+    """Print one line of plain text."""
     _out.print(visible(text), soft_wrap=True)
 
 
 def warn(text: str) -> None:
-    """One line on standard error that does not stop anything."""
+    """Print a warning, one line on standard error."""
     if _rank == 0:
         _err.print(f"warning: {visible(text)}", soft_wrap=True)
 
 
 def complain(text: str) -> None:
-    """One line on standard error: why nothing more happens."""
+    """Print why the program stops, one line on standard error."""
     who = f"hardmix: rank {_rank}: " if _rank else "hardmix: "
     _err.print(f"{who}{visible(text)}", soft_wrap=True)
 
 
 def complain_at_length(text: str) -> None:
-    """Many lines on standard error, as a traceback has them."""
+    """Print several lines on standard error, such as a traceback."""
     for line in text.splitlines():
         _err.print(visible(line), soft_wrap=True)
 
 
 @contextmanager
 def shielded(words: Sequence[str]) -> Iterator[None]:
-    """Within, what others print is made visible too; `words` are what they may repeat.
+    """Make what other code prints within the context harmless too.
 
-    Colours of their own stay, on a terminal, unless the words could hold some.
+    `words` is text from the user that this code may repeat. On a terminal its colours are kept,
+    unless the words themselves could contain some.
     """
     harmless = all(visible(word) == word for word in words)
     out, err = (_Shield(stream, harmless) for stream in (sys.stdout, sys.stderr))
@@ -91,13 +92,13 @@ def shielded(words: Sequence[str]) -> Iterator[None]:
 
 
 class _Shield(io.TextIOBase):
-    """A stream through which nothing hidden goes."""
+    """A stream that writes only visible characters to another one."""
 
     def __init__(self, stream: TextIO, colours: bool) -> None:
         self._stream, self._colours = stream, colours and stream.isatty()
 
     def write(self, text: str) -> int:
-        """Line by line; returns how much was given."""
+        """Write line by line; return the length of the text."""
         for line in text.splitlines(keepends=True):
             end = "\n" * line.endswith("\n")
             self._stream.write(self._shown(line.removesuffix("\n")) + end)
@@ -111,22 +112,22 @@ class _Shield(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Of the stream behind."""
+        """The encoding of the other stream."""
         return self._stream.encoding
 
     def isatty(self) -> bool:
-        """Whether colours may be used."""
+        """Return whether colours may be used."""
         return self._colours
 
     def flush(self) -> None:
-        """Of the stream behind."""
+        """Flush the other stream."""
         self._stream.flush()
 
 
 def table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], text: Sequence[int] = (0,)
 ) -> None:
-    """A table; the columns in `text`, counted from 0, are text, the others are numbers."""
+    """Print a table; columns whose index is in `text` hold text, all others numbers."""
     shown = Table(title=visible(title), title_justify="left")
     for index, name in enumerate(columns):
         shown.add_column(visible(name), justify="left" if index in text else "right")
@@ -136,7 +137,7 @@ def table(
 
 
 class Meter:
-    """A job's progress: a live bar on a terminal, now and then a line elsewhere."""
+    """The progress of a job: a live bar on a terminal, elsewhere a line from time to time."""
 
     def __init__(self, bar: Progress | None, title: str, total: int, done: int) -> None:
         self._bar, self._title, self._total, self._first = bar, title, total, done
@@ -145,9 +146,10 @@ class Meter:
         self._text = self._more = ""
 
     def advance(self, done: int, text: str | None = None, more: str = "") -> None:
-        """So many of the total are done; `text` says how it goes, as before if None.
+        """Show how many of the total are done.
 
-        `more` is shown where there is room for it: not on a terminal of 80 columns.
+        `text` describes the state; None repeats the last one. `more` is shown if there is room,
+        which a terminal of 80 columns does not have.
         """
         if text is not None:
             self._text, self._more = text, more
@@ -162,7 +164,7 @@ class Meter:
             self._said = now
 
     def _shown(self) -> str:
-        """The title and the text, cut to what the bar and the time leave of a line."""
+        """Return title and text, cut to the room that the bar and the time leave."""
         room = _out.width - BAR - ETA
         short = f"{self._title} {self._text}"
         whole = f"{short} {self._more}"

@@ -1,4 +1,4 @@
-"""Which device and number format a run uses, and why: printed at its start.
+"""Devices: which one a run uses, in which number format and why, and how much memory it has.
 
 Data is copied between host and device through pinned memory, without waiting: `send` to the
 device, `Late` back.
@@ -6,7 +6,9 @@ device, `Late` back.
 
 import contextlib
 import os
+import platform
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -47,16 +49,16 @@ def choose_compute(device: str = "auto", precision: Precision = "auto") -> Compu
     try:
         chosen = torch.device(device)
         if chosen.type == "cuda":
-            if chosen.index is not None:  # else that of this process, which `joined` has set
-                torch.cuda.set_device(chosen)  # kernels of others' libraries go there too
+            if chosen.index is not None:  # otherwise `joined` has set the device of this process
+                torch.cuda.set_device(chosen)  # for kernels of other libraries too
             chosen = torch.device("cuda", torch.cuda.current_device())
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"train.device={device} cannot be used here: {reason}") from error
     if precision != "auto":
-        half = precision == "bf16", precision == "fp16"
-        return Compute(chosen, half[0], f"{precision}: requested", half[1])
+        reason = f"{precision}: requested"
+        return Compute(chosen, precision == "bf16", reason, fp16=precision == "fp16")
     if chosen.type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
         name = torch.cuda.get_device_name(chosen)
@@ -119,7 +121,7 @@ def algorithms_chosen(deterministic: bool) -> Iterator[None]:
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats only with this
         torch.use_deterministic_algorithms(True, warn_only=True)
-        memory.fill_uninitialized_memory = False  # nothing here reads memory before it is written
+        memory.fill_uninitialized_memory = False  # no code here reads memory before writing it
     try:
         yield
     finally:
@@ -138,3 +140,44 @@ def describe_device(device: torch.device, deterministic: bool) -> str:
     }
     tf32 = " and ".join(name for name, used in rounded.items() if used) or "nothing"
     return f"{device}, {repeats or 'cudnn.benchmark'}, TF32 in {tf32} of float32"
+
+
+def memory_of(device: torch.device) -> int:
+    """Return the bytes of memory of a device, used and free."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def forget_peak(device: torch.device) -> None:
+    """Start measuring the peak of memory use."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # sets the peak to what is used now
+    except OSError:
+        return
+
+
+def peak_mb(device: torch.device) -> float | None:
+    """Return the peak in MB: of tensors on a GPU, otherwise of this process; None if unknown."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), None)
+
+
+def cpu_name() -> str:
+    """Return the CPU's name, family and model number, since a virtual machine may hide some."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor()
+    pairs = [line.split(":", 1) for line in info.read_text().splitlines() if ":" in line]
+    first = {name.strip(): value.strip() for name, value in reversed(pairs)}
+    words = [first.get("model name", platform.machine())]
+    words += [f"{name} {first[name]}" for name in ("cpu family", "model") if name in first]
+    return ", ".join(words)

@@ -1,10 +1,9 @@
 """Communication between processes; a no-op when there is only one.
 
-Every function may be called without torch.distributed; tests and single-device runs then read the
-same as `torchrun`. Rank order is the order of rows everywhere. Tensors on GPUs travel by NCCL,
-others by gloo: by the default group where it takes both, else, as in a program that called
-`init_process_group("nccl")`, by a gloo group of our own. How processes find each other, and leave,
-stands in rendezvous.py.
+Every function may be called without torch.distributed, so that code for one process and for many
+reads the same. Rows are in the order of the ranks everywhere. Tensors on GPUs travel by NCCL,
+others by gloo: in the default group if it takes both, otherwise, as in a program that called
+`init_process_group("nccl")`, in a gloo group of our own. rendezvous.py connects the processes.
 """
 
 import warnings
@@ -15,28 +14,30 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 import torch.distributed
-from jaxtyping import Shaped
+from jaxtyping import Int64, Shaped
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from hardmix.runtime.device import send
 
 Part = TypeVar("Part")
 
 _gloo: WeakKeyDictionary[Any, ReferenceType[Any]] = WeakKeyDictionary()
-"""For tensors on CPUs: our own group beside each default group that does not take them. torch holds
-both until they are destroyed; if we held them longer, their threads could abort a Python that ends.
+"""Our own group for tensors on CPUs beside each default group that does not take them. torch keeps
+both until they are destroyed; holding them longer could make Python abort when it shuts down.
 """
 
 
 def group_for(device: torch.device) -> Any:
-    """The process group that takes tensors of this device; the first call is one of all ranks.
+    """Return the process group for tensors on this device; None is torch's default group.
 
-    None is the default group, as torch.distributed has it.
+    All ranks must make the first call together, because it may create a group.
     """
     default = torch.distributed.distributed_c10d._get_default_group()
     if device.type != "cpu" or torch.device("cpu") in default._device_types:
         return None
-    known = _gloo.get(default)
-    group = None if known is None else known()
+    reference = _gloo.get(default)
+    group = None if reference is None else reference()
     if group is None:
         group = torch.distributed.new_group(backend="gloo")
         _gloo[default] = ref(group)
@@ -54,7 +55,7 @@ def rank() -> int:
 
 
 def is_main() -> bool:
-    """Whether this process is the one that prints and writes files."""
+    """Return whether this process is the one that prints and writes files."""
     return rank() == 0
 
 
@@ -63,10 +64,10 @@ def gather(
 ) -> Shaped[Tensor, "all_rows ..."]:
     """Return the rows of all ranks, in rank order: official MoCo's `concat_all_gather`.
 
-    Shapes must be equal on all ranks. The result has no gradient, unless `with_gradient`: then a
-    row gets the sum of the gradients that all ranks have for it, and with losses and gradients
-    averaged over the ranks (DistributedDataParallel) the result is that of one process with the
-    whole batch. With one process this returns the tensor itself.
+    Shapes must be equal on all ranks. The result has no gradient unless `with_gradient` is set: a
+    row then receives the sum of the gradients that all ranks have for it. If losses and gradients
+    are averaged over the ranks, as DistributedDataParallel does, the result equals that of one
+    process with the whole batch. With one process, the tensor itself is returned.
     """
     if world_size() == 1:
         return tensor
@@ -95,13 +96,15 @@ class _GatherWithGradient(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        total = add_up(gradient.contiguous().clone())
-        return total[rank() * ctx.rows : (rank() + 1) * ctx.rows]
+        own = gradient.new_empty(ctx.rows, *gradient.shape[1:])
+        group = group_for(gradient.device)
+        torch.distributed.reduce_scatter_tensor(own, gradient.contiguous(), group=group)
+        return own
 
 
 @torch.no_grad()
 def gather_uneven(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_rows ..."]:
-    """As `gather`, for ranks with different numbers of rows, or none."""
+    """Return the rows of all ranks, which may have different numbers of rows, or none."""
     if world_size() == 1:
         return tensor
     counts = gather(torch.tensor([len(tensor)])).tolist()
@@ -113,30 +116,27 @@ def gather_uneven(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_row
 
 @torch.no_grad()
 def broadcast(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-    """Rank 0's values, written over this rank's in place; on one process nothing happens."""
+    """Overwrite a tensor with rank 0's values, in place, and return it."""
     if world_size() > 1 and tensor.numel():
-        values = tensor.contiguous()  # a copy where the memory is not: gloo sends plain blocks
+        values = tensor.contiguous()  # gloo sends only contiguous memory
         torch.distributed.broadcast(values, src=0, group=group_for(values.device))
         if values is not tensor:
             tensor.copy_(values)
     return tensor
 
 
-def broadcast_text(text: str) -> str:
-    """Rank 0's text, on every rank."""
+def broadcast_object(value: Part) -> Part:
+    """Return rank 0's object, which must be picklable, on every rank; sent between CPUs."""
     if world_size() == 1:
-        return text
-    data = text.encode()
-    size = broadcast(torch.tensor([len(data)]))
-    letters = torch.frombuffer(bytearray(data or b" "), dtype=torch.uint8)
-    if not is_main():
-        letters = torch.zeros(int(size), dtype=torch.uint8)
-    return bytes(broadcast(letters[: int(size)]).tolist()).decode()
+        return value
+    objects = [value]
+    torch.distributed.broadcast_object_list(objects, src=0, group=group_for(torch.device("cpu")))
+    return objects[0]
 
 
 @torch.no_grad()
 def mean_over_ranks(values: dict[str, float]) -> dict[str, float]:
-    """The mean of each number over all ranks, which must know the same names."""
+    """Return the mean of each number over all ranks, which must have the same names."""
     if world_size() == 1 or not values:
         return values
     rows = gather(torch.tensor([list(values.values())], dtype=torch.float64))
@@ -144,9 +144,9 @@ def mean_over_ranks(values: dict[str, float]) -> dict[str, float]:
 
 
 def agree_on_max(value: int) -> int:
-    """The highest of all ranks' numbers: how they agree on what to do next.
+    """Return the highest of all ranks' numbers, by which they agree on what to do next.
 
-    Between CPUs, so that no GPU is waited for; a process that died is noticed here at once.
+    This is sent between CPUs: it waits for no GPU, and notices at once if a process has died.
     """
     if world_size() == 1:
         return value
@@ -157,17 +157,17 @@ def agree_on_max(value: int) -> int:
 
 
 def meet() -> None:
-    """Wait until all ranks are here, before a call between GPUs that would wait without end.
+    """Wait for all ranks, before a call between GPUs that would wait forever for a lost one.
 
-    A process that died, or that raised an error, is noticed here at once: between CPUs.
+    This is sent between CPUs, which notice at once if a process has died or failed.
     """
     agree_on_max(0)
 
 
 def together(parts: Iterable[Part]) -> Iterator[Part]:
-    """Yield each part when all ranks have theirs, as many on each: a batch, for a step on GPUs.
+    """Yield each part, such as a batch, once all ranks have theirs; all have equally many.
 
-    A process whose disk failed is noticed before the others wait for it.
+    A process whose disk has failed is thus noticed before the others wait for it on their GPUs.
     """
     for part in parts:
         meet()
@@ -175,26 +175,29 @@ def together(parts: Iterable[Part]) -> Iterator[Part]:
 
 
 def while_main_works(parts: Iterable[Part]) -> list[Part]:
-    """Rank 0 goes through `parts`; the others get none and hear of each, so that none gives up."""
-    done: list[Part] = []
+    """Return a list of `parts` on rank 0, and an empty one on the others.
+
+    Rank 0 sends a sign of life after each part, so that the others do not time out.
+    """
+    finished: list[Part] = []
     for part in parts if is_main() else ():
-        done.append(part)
+        finished.append(part)
         agree_on_max(1)
     while agree_on_max(0):
         pass
-    return done
+    return finished
 
 
 @torch.no_grad()
 def add_up(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-    """The sum over all ranks, in place."""
+    """Replace a tensor by its sum over all ranks, in place, and return it."""
     if world_size() > 1:
         torch.distributed.all_reduce(tensor, group=group_for(tensor.device))
     return tensor
 
 
 def gather_objects(mine: Part) -> list[Part]:
-    """What every rank has, in rank order: anything that can be pickled, between CPUs."""
+    """Return the objects of all ranks, in rank order; sent between CPUs, so they are pickled."""
     if world_size() == 1:
         return [mine]
     everyone: list[Any] = [None] * world_size()
@@ -203,11 +206,11 @@ def gather_objects(mine: Part) -> list[Part]:
 
 
 def data_parallel(module: nn.Module, *example: Shaped[Tensor, "batch ..."]) -> nn.Module:
-    """`module` with gradients averaged over all ranks; on one process the module itself.
+    """Return `module` with gradients averaged over all ranks; on one process, the module itself.
 
-    Buffers stay each rank's own: DistributedDataParallel would send all of them at every step. A
-    first pass with `example` settles in which order gradients are summed, else a resumed run would
-    differ from the unbroken one in its last bits; it leaves no trace.
+    Each rank keeps its own buffers: DistributedDataParallel would send all of them at every step. A
+    first pass with `example`, which leaves no trace, fixes the order in which gradients are summed.
+    Otherwise a resumed run would differ from an unbroken one in its last bits.
     """
     if world_size() == 1:
         return module
@@ -224,9 +227,9 @@ def data_parallel(module: nn.Module, *example: Shaped[Tensor, "batch ..."]) -> n
 def wrap(
     module: nn.Module, device: torch.device, *, unused: bool = False
 ) -> DistributedDataParallel:
-    """Torch's own wrapper; `unused`: not every parameter has a gradient at each step."""
+    """Wrap a module by torch; `unused` if some parameters may have no gradient in a step."""
     device_ids = [device.index] if device.type == "cuda" else None
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of torch 2.15's name
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # torch 2.15 renames
         return DistributedDataParallel(
             module,
             device_ids,
@@ -238,7 +241,7 @@ def wrap(
 
 @contextmanager
 def no_sync(modules: Iterable[nn.Module], more_follow: bool = True) -> Iterator[None]:
-    """Within, gradients stay this rank's own: those of a part of a batch, to be added up."""
+    """Do not average gradients over ranks within the context, as long as `more_follow`."""
     with ExitStack() as stack:
         for module in modules:
             if more_follow and isinstance(module, DistributedDataParallel):
@@ -247,7 +250,7 @@ def no_sync(modules: Iterable[nn.Module], more_follow: bool = True) -> Iterator[
 
 
 def share_state(module: nn.Module) -> None:
-    """Rank 0's weights, statistics and other state on every rank."""
+    """Overwrite the weights and other state of a module with rank 0's."""
     for tensor in module.state_dict().values():
         broadcast(tensor)
 
@@ -256,9 +259,10 @@ def share_state(module: nn.Module) -> None:
 def gather_batch(
     parts: int, *columns: Shaped[Tensor, "rows ..."]
 ) -> tuple[Shaped[Tensor, "all_rows ..."], ...]:
-    """Every rank's rows in the order of the global batch, of which each rank has part by part.
+    """Return the rows of all ranks in the order of the global batch.
 
-    All columns, whatever their types, travel as bytes in one call.
+    Each rank has its share of every part of the batch. Columns of all types are sent as bytes, in
+    one call.
     """
     if world_size() == 1:
         return columns
@@ -267,13 +271,13 @@ def gather_batch(
     ordered = everyone.view(world_size(), parts, -1, everyone.shape[1]).transpose(0, 1)
     split = ordered.flatten(0, 2).split([each.shape[1] for each in as_bytes], dim=1)
     return tuple(
-        each.contiguous().view(column.dtype).view(-1, *column.shape[1:])
-        for each, column in zip(split, columns, strict=True)
+        data.contiguous().view(column.dtype).view(-1, *column.shape[1:])
+        for data, column in zip(split, columns, strict=True)
     )
 
 
 def _sum_of(output: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """All that a network returns, as one number with a gradient."""
+    """Return the sum of a network's outputs, a number with a gradient."""
     parts = (output,) if isinstance(output, Tensor) else output
     return torch.stack([part.sum() for part in parts]).sum()
 
@@ -288,3 +292,41 @@ def _unused_parameters(module: nn.Module, *example: Tensor) -> bool:
 
 def _running() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+class Exchange:
+    """Rows of all ranks being permuted: each rank receives its part of the new order.
+
+    This is how images are shuffled for batch norm, and keys sent back. A rank sends every row only
+    to the rank that needs it: with n ranks, n times fewer bytes than if all rows were gathered.
+    """
+
+    def __init__(
+        self, rows: Shaped[Tensor, "batch ..."], permutation: Int64[Tensor, " all"]
+    ) -> None:
+        batch, number = len(rows), world_size()
+        self._work = None
+        if number == 1:
+            self._rows, self._place = rows, send(permutation, rows.device)
+            return
+        wanted = permutation.cpu().view(number, batch)
+        owner = wanted // batch
+        leaving = wanted[owner == rank()] - rank() * batch
+        place = owner[rank()].argsort(stable=True).argsort()
+        leaving, self._place = send(torch.stack([leaving, place]), rows.device)
+        self._sent = rows.detach().contiguous().index_select(0, leaving)
+        self._rows = torch.empty_like(self._sent)
+        self._work = torch.distributed.all_to_all_single(
+            self._rows,
+            self._sent,
+            owner[rank()].bincount(minlength=number).tolist(),
+            (owner == rank()).sum(dim=1).tolist(),
+            group=group_for(rows.device),
+            async_op=True,
+        )
+
+    def arrived(self) -> Shaped[Tensor, "batch ..."]:
+        """Wait for this rank's rows and return them; with many ranks they have no gradient."""
+        if self._work is not None:
+            self._work.wait()
+        return self._rows.index_select(0, self._place)

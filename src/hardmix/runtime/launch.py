@@ -1,4 +1,7 @@
-"""How this process was started: alone, by torchrun, or by SLURM's srun. Imports no torch."""
+"""How this process was started: alone, by torchrun or by SLURM's srun; and its share of the cores.
+
+Imports no torch.
+"""
 
 import os
 import re
@@ -21,7 +24,7 @@ class Launch(NamedTuple):
     port: int
     """Port of rank 0's store, or torchrun's, on `host`."""
     agent_store: bool = False
-    """Whether torchrun keeps the meeting point; else rank 0 does."""
+    """Whether torchrun keeps the meeting point; otherwise rank 0 does."""
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
@@ -47,7 +50,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
     if world_size == 1:
         return None
     nodes = environment.get("SLURM_STEP_NODELIST", "localhost")
-    # Two jobs on one machine must not meet each other: the port follows from the job.
+    # The port depends on the job, so that two jobs on one machine do not meet.
     port = 20_000 + _number(environment, "SLURM_JOB_ID", 0) % 10_000
     return Launch(
         rank,
@@ -61,9 +64,9 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
 
 
 def first_host(nodes: str) -> str:
-    """The first of SLURM's list of nodes: "gpu[07-09,12],big1" is gpu07."""
-    found = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\]([^,\[]*))?", nodes)
-    return "".join(part or "" for part in found.groups()) if found else "localhost"
+    """Return the first of SLURM's list of nodes: gpu07 of "gpu[07-09,12],big1"."""
+    match = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\]([^,\[]*))?", nodes)
+    return "".join(part or "" for part in match.groups()) if match else "localhost"
 
 
 def _number(environment: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
@@ -76,3 +79,29 @@ def _number(environment: Mapping[str, str], name: str, otherwise: int | None = N
             " multiple processes with torchrun or srun, which set it."
         )
     return int(text)
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cores_per_process(environment: Mapping[str, str] = os.environ) -> int:
+    """Return this process's share of the cores, at least 1.
+
+    Processes of torchrun may run on all cores; srun gives each task its own, as many as
+    --cpus-per-task says.
+    """
+    cores, processes = available_cores(), processes_here(environment)
+    own = environment.get("SLURM_CPUS_PER_TASK", "")
+    if processes > 1 and own.isdecimal() and "RANK" not in environment:
+        return max(1, min(cores, int(own)))
+    return max(1, cores // processes)
+
+
+def processes_here(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the number of processes of this job on this machine."""
+    launch = launched(environment)
+    return 1 if launch is None else launch.local_world_size

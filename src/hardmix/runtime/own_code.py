@@ -1,9 +1,9 @@
 """Code and commands by name: a user's own functions, 'mypackage.module:function', and streams.
 
 Names are stored in config.json and in encoder files, which may come from anyone. **A name is only
-used if the user has named the same in this call**: a command allows those that are typed on its
-command line, a program those that it passes to `allow_code`. All others are refused, wherever they
-come from. The current folder is searched only for what is allowed.
+used if the user has named the same in this call**: a command allows the names on its command line,
+a program those that it passes to `allow_code`. All others are refused. The current folder is
+searched only for names that are allowed.
 """
 
 import importlib
@@ -31,7 +31,7 @@ def allow_code(*names: str) -> None:
 
 @contextmanager
 def allowing(*names: str) -> Iterator[None]:
-    """Allow these names as well while within."""
+    """Allow these names, too, within the context."""
     before = set(_allowed)
     _allowed.update(names)
     try:
@@ -48,7 +48,7 @@ def allowed_code() -> list[str]:
 
 @contextmanager
 def asked_by(where: Path | str) -> Iterator[None]:
-    """Say that it is this file that asks for code, if any is refused within."""
+    """Name this file as the origin of code that is refused within the context."""
     try:
         yield
     except UnnamedCodeError as error:
@@ -56,19 +56,19 @@ def asked_by(where: Path | str) -> Iterator[None]:
 
 
 def check_allowed(name: str, setting: str, where: str = "the config") -> None:
-    """Raise UnnamedCodeError unless the user has named this; `where` is what asks for it."""
+    """Raise UnnamedCodeError unless the user has given this name; `where` says what requests it."""
     if name not in _allowed:
         raise UnnamedCodeError(name, setting, where)
 
 
 def is_own(name: str) -> bool:
-    """Whether a name has the form 'mypackage.module:function' ('timm:NAME' is another thing)."""
+    """Return whether a name has the form 'mypackage.module:function'; 'timm:NAME' has not."""
     module, _, function = name.partition(":")
     return module != "timm" and all(part.isidentifier() for part in [*module.split("."), function])
 
 
 def load_own(name: str, setting: str) -> Callable[..., Any]:
-    """Return the function or class; error messages call it `setting`."""
+    """Return the function or class of this name, which is the value of `setting`."""
     module_name, _, attribute = name.partition(":")
     if not is_own(name):
         raise InputError(f"{setting}={name!r} must have the form 'mypackage.module:function'.")
@@ -88,23 +88,23 @@ def load_own(name: str, setting: str) -> Callable[..., Any]:
             f" {error}); start the command in the folder of {module_name.split('.')[0]}.py, or"
             " install the package."
         ) from error
-    found: Callable[..., Any] | None = getattr(module, attribute, None)
-    home = str(getattr(found, "__module__", "")).split(".")[0]
-    if found is None or not callable(found) or home != module_name.split(".")[0]:
-        known = [key for key, each in vars(module).items() if callable(each) and key[0] != "_"]
+    function: Callable[..., Any] | None = getattr(module, attribute, None)
+    home = str(getattr(function, "__module__", "")).split(".")[0]
+    if function is None or not callable(function) or home != module_name.split(".")[0]:
+        names = [key for key, each in vars(module).items() if callable(each) and key[0] != "_"]
         raise InputError(
             f"{setting}={name!r}: {module_name} defines no function {attribute!r}; it has"
-            f" {', '.join(sorted(known)[:8]) or 'none'}."
+            f" {', '.join(sorted(names)[:8]) or 'none'}."
         )
-    return found
+    return function
 
 
 def call_own(function: Callable[..., Any], setting: str, **offered: Any) -> Any:
     """Call the function with those of the offered arguments that it accepts."""
     try:
-        taken = inspect.signature(function).parameters
-        every = any(each.kind is each.VAR_KEYWORD for each in taken.values())
-        return function(**{k: v for k, v in offered.items() if every or k in taken})
+        parameters = inspect.signature(function).parameters
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        return function(**{k: v for k, v in offered.items() if takes_all or k in parameters})
     except InputError:
         raise
     except Exception as error:

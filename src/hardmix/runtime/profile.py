@@ -1,8 +1,12 @@
-"""Where the time of a step goes, part by part: by the clock on a CPU, by its own events on a GPU.
+"""How long each part of a step takes: by the clock on a CPU, by CUDA events on a GPU.
 
-Off unless train.profile is set; `timed` then does nothing. Parts follow one another, never within
-each other, so that with "rest" they make up the whole. A GPU runs behind the program: events are
-marks in its queue of work, and the program waits for them only now and then.
+Unless train.profile is set, `timed` does nothing. Parts are never nested, so that together with
+"rest" they make up the whole step. A GPU runs behind the program: events are marks in its queue,
+and the program waits for them only once in `SETTLED` steps.
+
+torch.profiler records every operator (545 events in a step of `small`), so it can only look at a
+few steps. Waiting for worker processes comes in bursts and needs the mean of a whole run, and time
+that is spent in workers or left over is not in its table.
 """
 
 import time
@@ -15,13 +19,13 @@ import torch
 Part = Literal[
     "waiting", "decode", "augment", "query", "key", "loss", "backward", "optimizer", "queue"
 ]
-"""`waiting` is for worker processes, `decode` is done here where there are none. `key` has the
-momentum update in it, `backward` the averaging over processes."""
+"""`waiting` means for worker processes; `decode` is done in this process if there are none. `key`
+includes the momentum update, `backward` the averaging over processes."""
 
 SKIPPED = 3
-"""Steps at the start that are not counted: memory is found, kernels are chosen, workers start."""
+"""Steps at the start that do not count: memory is allocated, kernels are chosen, workers start."""
 SETTLED = 100
-"""Steps after which a GPU's events are read."""
+"""Number of steps after which the events of a GPU are read."""
 
 Item = TypeVar("Item")
 _END = object()
@@ -33,13 +37,13 @@ class Profile(NamedTuple):
     steps: int
     whole: float
     parts: dict[str, float]
-    """Every `Part`, and "rest"; together they are `whole`."""
+    """Every `Part`, and "rest"; their sum is `whole`."""
     workers: float
     """Time spent in worker processes, in parallel with the step."""
 
 
 class Stopwatch:
-    """Adds up the parts of each step."""
+    """Adds up the time of the parts of all steps."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -57,7 +61,7 @@ class Stopwatch:
 
     @contextmanager
     def part(self, name: Part) -> Iterator[None]:
-        """What is done within belongs to this part of the step."""
+        """Count the time within the context for this part of the step."""
         begun = self._now()
         yield
         self._open.append((name, begun, self._now()))
@@ -67,7 +71,7 @@ class Stopwatch:
         self._beside += seconds
 
     def lap(self) -> None:
-        """A step ends and the next begins."""
+        """End a step, and begin the next."""
         now = self._now()
         self._steps += 1
         if self._steps > SKIPPED:
@@ -114,7 +118,7 @@ _running: Stopwatch | None = None
 
 @contextmanager
 def profiling(wanted: bool, device: torch.device) -> Iterator[Stopwatch | None]:
-    """Within, `timed` and its like go to this stopwatch; to none where it is not wanted."""
+    """Let `timed` and the other functions use a new stopwatch within the context, if `wanted`."""
     global _running
     _running = Stopwatch(device) if wanted else None
     try:
@@ -124,12 +128,12 @@ def profiling(wanted: bool, device: torch.device) -> Iterator[Stopwatch | None]:
 
 
 def timed(part: Part) -> AbstractContextManager[None]:
-    """For a `with` around a part of a step."""
+    """Return a context that is put around a part of a step."""
     return nullcontext() if _running is None else _running.part(part)
 
 
 def timed_each(part: Part, items: Iterable[Item]) -> Iterator[Item]:
-    """The same around the making of each item."""
+    """Yield the items, counting the time that it takes to produce each."""
     iterator = iter(items)
     while True:
         with timed(part):
@@ -140,18 +144,18 @@ def timed_each(part: Part, items: Iterable[Item]) -> Iterator[Item]:
 
 
 def timed_beside(seconds: float) -> None:
-    """Time that a worker process has spent."""
+    """Add time that a worker process has spent on this step."""
     if _running is not None:
         _running.beside(seconds)
 
 
 def start_steps() -> None:
-    """Before the first step of an epoch."""
+    """Begin to count, before the first step of an epoch."""
     if _running is not None:
         _running.start()
 
 
 def end_step() -> None:
-    """After each step."""
+    """Count a step, after it has ended."""
     if _running is not None:
         _running.lap()

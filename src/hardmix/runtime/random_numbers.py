@@ -1,7 +1,7 @@
 """Randomness is a function of (seed, epoch, sample, view, purpose), never a state.
 
-Nothing is saved and nothing is advanced, so a resumed run, another number of workers or of
-processes, and another neighbour in the batch all leave a sample's random numbers as they were.
+No generator is saved or advanced. A sample therefore gets the same random numbers after a resume,
+with any number of workers or processes, and whatever else is in its batch.
 """
 
 import hashlib
@@ -16,9 +16,9 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def seed_of(*parts: int | str) -> int:
-    """A seed of 63 bits for a generator, e.g. `seed_of("mixing", seed, step)`.
+    """Return a seed of 63 bits for a generator, e.g. `seed_of("mixing", seed, step)`.
 
-    Start with a word for the purpose: equal parts give equal seeds.
+    The first part should name the purpose, because equal parts give equal seeds.
     """
     words = repr(tuple(part if isinstance(part, str) else int(part) for part in parts))
     digest = hashlib.blake2b(words.encode(), digest_size=8).digest()
@@ -26,28 +26,28 @@ def seed_of(*parts: int | str) -> int:
 
 
 def uniform(
-    seed: int, epoch: int, samples: Int64[Tensor, " batch"], view: int, number: int
-) -> Float64[Tensor, "batch number"]:
-    """`number` random numbers in [0, 1) for one view of each sample.
+    seed: int, epoch: int, samples: Int64[Tensor, " batch"], view: int, number: int, first: int = 0
+) -> Float64[Tensor, "batch {number}"]:
+    """Return `number` random numbers in [0, 1) for one view of each sample.
 
-    Asking for more leaves the first as they are: columns serve as purposes.
+    Each column has its purpose: column `first` is the same number however many are drawn with it.
     """
-    start = np.uint64(seed_of("views", seed, epoch, view))
+    key = np.uint64(seed_of("views", seed, epoch, view))
     ids = samples.cpu().numpy().view(np.uint64)
-    columns = np.arange(number, dtype=np.uint64)
-    rows = _scramble(start + ids * _GOLDEN)
+    columns = np.arange(first, first + number, dtype=np.uint64)
+    rows = _scramble(key + ids * _GOLDEN)
     bits = _scramble(rows[:, None] + columns * _GOLDEN)
     return torch.from_numpy((bits >> np.uint64(11)) * 2.0**-53)  # a float64 holds 53 bits
 
 
 def permutation(seed: int, epoch: int, n: int) -> Int64[Tensor, " n"]:
-    """The order in which an epoch visits n samples."""
+    """Return the order in which an epoch visits n samples."""
     generator = torch.Generator().manual_seed(seed_of("order", seed, epoch))
     return torch.randperm(n, generator=generator)
 
 
 def _scramble(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The output function of splitmix64 (Steele et al. 2014): every bit depends on every bit."""
+    """Apply splitmix64's output function (Steele et al. 2014): each bit depends on all bits."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))

@@ -1,7 +1,16 @@
 """Join and leave a group of processes. If one is lost, the remaining ones name it.
 
-Each rank records in a store that it has started, why it fails, and that it remains when others
-fail. The store is kept by torchrun, or by rank 0.
+torch.distributed does the rest. What is here, and why:
+
+- Ranks record in a store, kept by torchrun or by rank 0, that they have started, why they fail, and
+  that they remain when others fail. torch only says "Connection closed by peer"; these records
+  give the lost rank, its host and its reason (`losses_named`), also before training (`_meet`).
+- Processes that torchrun has restarted share its store with those before them, and must not read
+  what those have written (`_assemble`).
+- A store may block for longer than its timeout: it is asked from a thread (`_within`).
+- On Debian a host's own name resolves to 127.0.1.1, which gloo offers to other machines
+  (`check_addresses`).
+- If torchrun is killed, its processes train on without it (`_end_with_parent`).
 """
 
 import ctypes
@@ -23,15 +32,17 @@ import torch.distributed
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from hardmix.errors import InputError, OutputError, UnfinishedError
-from hardmix.runtime.addresses import check_addresses, interface_hint, own_address
+from hardmix.runtime.console import warn
 from hardmix.runtime.launch import Launch
-from hardmix.runtime.store_words import LAST_WORDS, go_last, here_of, host_of, missing_ranks
 
 TIMEOUT = 300.0
 """Default number of seconds after which a silent process counts as lost."""
+
+LAST_WORDS = 3.0
+"""Seconds that the remaining processes wait for each other to report."""
 BROKEN_CONNECTION = ("gloo", "Connection closed", "Connection reset", "Timed out", "NCCL")
 NEVER_CONNECTED = "connectFullMesh"
-"""In gloo's error where two processes found no way to each other."""
+"""Part of gloo's error if two processes cannot reach each other."""
 PR_SET_PDEATHSIG = 1
 Result = TypeVar("Result")
 
@@ -65,9 +76,9 @@ def joined(launch: Launch | None, device: str = "auto", timeout: float = TIMEOUT
                 timeout=timedelta(seconds=timeout),
             )
             yield
-            torch.distributed.barrier()  # nobody is gone while others still write
+            torch.distributed.barrier()  # nobody leaves while others still write
     except LostProcessError:
-        raise  # the others know
+        raise  # the others know it already
     except (InputError, OutputError, UnfinishedError) as error:
         _leave_word(store, launch, str(error), error.status)
         raise
@@ -129,7 +140,7 @@ def losses_named() -> Iterator[None]:
     except RuntimeError as error:
         if not _is_broken_connection(error):
             raise
-        if _here is None:  # the program made the connection, and knows the processes
+        if _here is None:  # the program made the connection itself
             first_line = str(error).strip().split("\n")[0]
             raise LostProcessError(_unknown_loss(first_line)) from error
         raise _lost(*_here, error) from error
@@ -143,7 +154,7 @@ def _unknown_loss(first_line: str) -> str:
 
 
 def _own_gpu(launch: Launch, device: str) -> int:
-    """The GPU of this process: that of its local rank, or the only one that SLURM lets it see."""
+    """Return this process's GPU: that of its local rank, or the only one that SLURM shows it."""
     number = torch.cuda.device_count()
     if device not in ("auto", "cuda") and launch.local_world_size > 1:
         raise InputError(
@@ -194,33 +205,36 @@ def _meet(launch: Launch, timeout: float) -> Any:
 
 
 def _assemble(meeting_point: Any, launch: Launch, timeout: float) -> tuple[Any, list[int]]:
-    """Return the store of these very processes, and the ranks that have not come.
+    """Return a store of these processes alone, and the ranks that have not come.
 
-    Processes that torchrun starts again must not read what those before them have left, and its
-    count of restarts differs between hosts: only failures count, and one host may see a failure
-    where the other sees that a host has left. So every process brings a word of its own, and they
-    meet under a name made of all words; a name with the word of one that is gone stays incomplete.
+    torchrun's count of restarts cannot tell restarted processes from earlier ones: it counts only
+    failures, and where one host sees a failure another may see that a host has left. So each
+    process writes a word of its own, and all meet under a name made of these words. A name with
+    the word of a process that is gone never becomes complete.
     """
     everyone = list(range(launch.world_size))
-    words = [f"hardmix-start-{each}" for each in everyone]
+    words = [f"hardmix-start-{rank}" for rank in everyone]
     meeting_point.set(words[launch.rank], uuid.uuid4().hex)
     end, pause = time.monotonic() + timeout, 0.02
     while True:
-        here, said = meeting_point, words
+        store, keys = meeting_point, words
         if meeting_point.check(words):
             name = hashlib.sha256(b"".join(meeting_point.multi_get(words))).hexdigest()
-            here, said = PrefixStore(f"hardmix-{name}", meeting_point), here_of(everyone)
-            here.set(said[launch.rank], f"{socket.gethostname()} {own_address()}")
-            if here.check(said):
-                return here, []
+            store, keys = (
+                PrefixStore(f"hardmix-{name}", meeting_point),
+                [f"here-{rank}" for rank in everyone],
+            )
+            store.set(keys[launch.rank], f"{socket.gethostname()} {_own_address()}")
+            if store.check(keys):
+                return store, []
         if time.monotonic() > end:
-            return here, [each for each in everyone if not here.check([said[each]])]
+            return store, [rank for rank in everyone if not store.check([keys[rank]])]
         time.sleep(pause)
         pause = min(1.5 * pause, 0.5)
 
 
 def _within(seconds: float, function: Callable[[], Result], otherwise: Result) -> Result:
-    """Return a function's result, or `otherwise` after so many seconds: stores may block."""
+    """Return a function's result, or `otherwise` if it takes longer than `seconds`."""
     global _broken
     results: list[Result] = []
     errors: list[Exception] = []
@@ -256,14 +270,14 @@ def _is_broken_connection(error: RuntimeError) -> bool:
 
 
 def _leave_word(store: Any, launch: Launch, text: str, status: int) -> None:
-    """Tell the others why this rank exits; do not repeat what rank 0 reports too."""
+    """Tell the others why this rank exits; exit silently if rank 0 reports the same."""
 
     def leave() -> bool:
         word = f"{status} {text}"
         store.set(f"failed-{launch.rank}", word)
-        said = launch.rank and not missing_ranks(store, ["failed"], [0], 1.0)
-        same = bool(said) and store.get("failed-0").decode() == word
-        go_last(store, launch, list(range(launch.world_size)))
+        rank_0_failed = launch.rank and not _missing_ranks(store, ["failed"], [0], 1.0)
+        same = bool(rank_0_failed) and store.get("failed-0").decode() == word
+        _go_last(store, launch, list(range(launch.world_size)))
         return same
 
     with suppress(RuntimeError):  # the store is gone with rank 0
@@ -275,39 +289,90 @@ def _lost(store: Any, launch: Launch, timeout: float, error: RuntimeError) -> Ba
     """Return the error to raise: which rank was lost, and why if it reported a reason."""
     global _broken
     _broken = True
-    others = [each for each in range(launch.world_size) if each != launch.rank]
+    others = [rank for rank in range(launch.world_size) if rank != launch.rank]
 
     def ask() -> tuple[list[int], dict[int, str], dict[int, str]]:
         store.set(f"left-{launch.rank}", "")
-        silent = missing_ranks(store, ["failed", "left"], others, LAST_WORDS)
-        failed = [each for each in others if store.check([f"failed-{each}"])]
-        words = {each: store.get(f"failed-{each}").decode() for each in failed}
-        hosts = {each: host_of(store, each) for each in silent}
-        go_last(store, launch, [each for each in others if each not in silent])
-        return silent, words, hosts
+        silent = _missing_ranks(store, ["failed", "left"], others, LAST_WORDS)
+        failed = [rank for rank in others if store.check([f"failed-{rank}"])]
+        reports = {rank: store.get(f"failed-{rank}").decode() for rank in failed}
+        hosts = {rank: _here_of(store, rank)[0] for rank in silent}
+        _go_last(store, launch, [rank for rank in others if rank not in silent])
+        return silent, reports, hosts
 
-    gone: tuple[list[int], dict[int, str], dict[int, str]] = (
-        [0],
-        {},
-        {0: launch.host},
-    )  # with the store that it keeps
+    # Without an answer, the store is gone, and rank 0 with it.
+    no_answer: tuple[list[int], dict[int, str], dict[int, str]] = [0], {}, {0: launch.host}
     try:
-        silent, said, hosts = _within(3 * LAST_WORDS, ask, gone)
+        silent, reports, hosts = _within(3 * LAST_WORDS, ask, no_answer)
     except RuntimeError:
-        silent, said, hosts = gone
-    statuses = {text.partition(" ")[0] for text in said.values()}
-    failed = bool(statuses - {"75"})
+        silent, reports, hosts = no_answer
+    failed = any(report.partition(" ")[0] != "75" for report in reports.values())
     if launch.rank and 0 not in silent:
-        return SystemExit(2 if failed else 75)  # rank 0 says it
-    words = [f"rank {each} stopped: {text.partition(' ')[2]}" for each, text in said.items()]
-    words += [
-        f"rank {each} on {host} has died or does not answer (train.timeout={timeout:g} s)"
-        for each, host in hosts.items()
+        return SystemExit(2 if failed else 75)  # rank 0 prints the message
+    reasons = [f"rank {rank} stopped: {text.partition(' ')[2]}" for rank, text in reports.items()]
+    reasons += [
+        f"rank {rank} on {host} has died or does not answer (train.timeout={timeout:g} s)"
+        for rank, host in hosts.items()
     ]
-    if not words:
+    if not reasons:
         first_line = str(error).strip().split("\n")[0]
-        return LostProcessError(_unknown_loss(first_line) + interface_hint(launch))
+        return LostProcessError(_unknown_loss(first_line) + _interface_hint(launch))
     if failed:
-        return FailedProcessError(f"{'; '.join(words)}.")
-    hint = interface_hint(launch) if NEVER_CONNECTED in str(error) else ""
-    return LostProcessError(f"{'; '.join(words)}. Resume the run to continue.{hint}")
+        return FailedProcessError(f"{'; '.join(reasons)}.")
+    hint = _interface_hint(launch) if NEVER_CONNECTED in str(error) else ""
+    return LostProcessError(f"{'; '.join(reasons)}. Resume the run to continue.{hint}")
+
+
+def check_addresses(store: Any, launch: Launch) -> None:
+    """Warn if gloo would offer an address that no other machine can reach."""
+    if launch.rank or launch.world_size == launch.local_world_size:
+        return
+    places = [_here_of(store, rank) for rank in range(launch.world_size)]
+    wrong = sorted({host for host, address in places if address.startswith("127.")})
+    if wrong and "GLOO_SOCKET_IFNAME" not in os.environ:
+        warn(f"{', '.join(wrong)} resolves to a loopback address.{_interface_hint(launch)}")
+
+
+def _interface_hint(launch: Launch) -> str:
+    """Return a hint on the most common network problem; empty on a single machine."""
+    if launch.world_size == launch.local_world_size:
+        return ""
+    return (
+        " If a host's own name resolves to 127.0.1.1 (Debian's /etc/hosts), others cannot reach"
+        " it: set GLOO_SOCKET_IFNAME, and NCCL_SOCKET_IFNAME, to the network interface on"
+        " every node, such as eth0 or ib0 (docs/scaling.md)."
+    )
+
+
+def _own_address() -> str:
+    """Return the address that this host's own name resolves to; empty if it does not."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return ""
+
+
+def _missing_ranks(store: Any, words: list[str], ranks: list[int], seconds: float) -> list[int]:
+    """Return the ranks that have written none of these words to the store within `seconds`."""
+    end = time.monotonic() + seconds
+    missing = ranks
+    while True:
+        missing = [
+            rank for rank in missing if not any(store.check([f"{word}-{rank}"]) for word in words)
+        ]
+        if not missing or time.monotonic() > end:
+            return missing
+        time.sleep(0.02)
+
+
+def _here_of(store: Any, rank: int) -> tuple[str, str]:
+    """Return the name and the address of the host of a rank that has started."""
+    host, _, address = store.get(f"here-{rank}").decode().partition(" ")
+    return host, address
+
+
+def _go_last(store: Any, launch: Launch, others: list[int]) -> None:
+    """Let the rank that keeps the store exit only after the others have read it."""
+    store.set(f"gone-{launch.rank}", "")
+    if launch.rank == 0 and not launch.agent_store:
+        _missing_ranks(store, ["gone"], others, LAST_WORDS)

@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SLURM's SIGUSR1 only raise a flag; the loop looks at it between steps.
+"""SIGTERM, SIGINT and SLURM's SIGUSR1 set a flag that the loop checks between steps.
 
 A second SIGINT ends the process at once: a user who presses Ctrl-C twice means it.
 """
@@ -13,7 +13,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopRequest:
-    """Which signal has asked this process to stop, if any."""
+    """The signal that has asked this process to stop, if any."""
 
     name: str | None = None
 
@@ -23,7 +23,7 @@ class StopRequest:
 
 @contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Note signals instead of dying by them; Python allows it in the main thread only."""
+    """Record signals instead of dying of them; Python allows this in the main thread only."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -32,7 +32,9 @@ def listening() -> Iterator[StopRequest]:
     def note(number: int, _: FrameType | None) -> None:
         request.name = signal.Signals(number).name
         if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends even a process that waits in C
+            signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            )  # ends a process even if it waits in C code
 
     before = {number: signal.signal(number, note) for number in STOPPING}
     try:

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hardmix.errors import InputError
-from hardmix.settings.bounds import check_above, check_at_least, check_between, nearest_first
-from hardmix.settings.facts import setting
-from hardmix.settings.loss_options import LossConfig, MixConfig
-from hardmix.settings.method_checks import check_method
-from hardmix.settings.method_options import MethodOptions
-from hardmix.settings.methods import METHOD_FACTS, MethodName
+from hardmix.settings.facts import (
+    check_above,
+    check_at_least,
+    check_between,
+    nearest_first,
+    setting,
+)
+from hardmix.settings.methods import METHOD_FACTS, MethodName, MethodOptions, jigsaw_sizes
 from hardmix.settings.named_choices import (
     TRUNK_LR,
     Augmentation,
@@ -21,13 +23,19 @@ from hardmix.settings.named_choices import (
     DataName,
     Head,
     OnNan,
+    OptimizerName,
     Precision,
+    RealNegatives,
+    RunDenominator,
+    RunFilter,
+    RunWeights,
+    Schedule,
     Shuffle,
+    StrategyName,
 )
-from hardmix.settings.optimizer_options import OptimizerConfig
 
 MOST_FRAMES = 1000
-"""Frames of a second: the name of a frame counts thousandths."""
+"""Most frames per second: the name of a frame has three decimals of a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +137,156 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_at_least(self, "model", dim=1, key_bn_splits=1)
         check_between(self, "model", 0.0, 1.0, "key_momentum")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixConfig:
+    """MoCHi (N, s, s') and its variants (Sec. 4, App. B.2)."""
+
+    num_hardest: int = 1024
+    """N: how many of a query's hardest negatives may be mixed."""
+    num_pairs: int = 1024
+    """s: synthetic points per query that mix two hard negatives."""
+    num_with_query: int = 128
+    """s': synthetic points per query that mix a hard negative with the query."""
+    warm_up_epochs: float = setting(10, name="epochs without mixing")
+    """Epochs of training before mixing begins (Sec. 5)."""
+    warm_up_steps: int | None = setting(None, name="steps without mixing")
+    """Steps of training before mixing begins; overrides mix.warm_up_epochs."""
+    strategy: StrategyName = setting("mochi", label="{}", name="mixing strategy")
+    """How synthetic points are made: the paper's method, one of its variants (App. B.2), or a
+    later paper's: SynCo, MixCSE, or feature transformations (Zhu et al. 2021)."""
+    real_negatives: RealNegatives = setting("keep", label="real negatives {}")
+    """Real negatives in the loss: keep all, drop the N hardest, or drop all."""
+    through_query: bool = setting(False, name="gradient through the query")
+    """Let the gradient flow through the query inside the points mixed with it; off in the
+    paper."""
+    sampling_temperature: float = setting(0.2, label="tau' = {}")
+    """tau', for mix.strategy softmax-sampled."""
+    percentage: float = 50.0
+    """X at the start of training, in percent, for mix.strategy fixed-percentage."""
+    percentage_end: float | None = None
+    """X at the end of training, in percent, with a linear change in between. Unset: X stays
+    constant."""
+    num_extrapolated: int = setting(256, label="{} extrapolated", later=True)
+    """Points beyond a hard negative, seen from the query, for mix.strategy synco. SynCo's other
+    two counts of 256 are mix.num_pairs and mix.num_with_query."""
+    num_noisy: int = setting(64, label="{} noisy", later=True)
+    """Points of a hard negative with noise, for mix.strategy synco."""
+    num_perturbed: int = setting(64, label="{} perturbed", later=True)
+    """Points moved a little towards the query, for mix.strategy synco."""
+    num_adversarial: int = setting(64, label="{} adversarial", later=True)
+    """Points moved a little along the signs of the query, for mix.strategy synco."""
+
+    def __post_init__(self) -> None:
+        check_at_least(self, "mix", num_hardest=1, num_pairs=0, num_with_query=0)
+        check_at_least(self, "mix", warm_up_epochs=0, warm_up_steps=0)
+        check_at_least(self, "mix", num_extrapolated=0, num_noisy=0)
+        check_at_least(self, "mix", num_perturbed=0, num_adversarial=0)
+        check_above(self, "mix", sampling_temperature=0)
+        check_between(self, "mix", 0.0, 100.0, "percentage", "percentage_end")
+        if self.num_pairs > 0 and self.num_hardest < 2:
+            raise InputError(
+                f"mix.num_pairs={self.num_pairs} with mix.num_hardest={self.num_hardest}: a pair"
+                " needs two different negatives; raise mix.num_hardest or set mix.num_pairs to 0."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """The family around Eq. 1: weights, denominators and filters of later papers."""
+
+    weights: RunWeights = setting("none", name="weights of the negatives", later=True)
+    """Weights of the real negatives: HCL (Robinson et al. 2021), hardness weighting (LLaVE), or a
+    ring of percentiles (Wu et al. 2021)."""
+    denominator: RunDenominator = setting("infonce", later=True)
+    """Eq. 1, or without the positive (decoupled; decoupled-weighted is DCLW), without the expected
+    false negatives (debiased), HCL as its authors train it, or with the hardness of a second
+    temperature."""
+    filter: RunFilter = setting("none", name="filter of false negatives", later=True)
+    """Leave out negatives above the positive's similarity minus loss.margin, above loss.share of
+    it, or of the query's own cluster of images."""
+    beta: float = setting(1.0, label="beta = {}", later=True)
+    """How much HCL's weights prefer hard negatives."""
+    tau_plus: float = setting(0.1, label="tau+ = {}", later=True)
+    """Expected fraction of false negatives, for loss.denominator debiased and hcl."""
+    alpha: float = setting(9.0, label="alpha = {}", later=True)
+    """Strength of loss.weights hardness."""
+    ring_low: float = setting(90.0, label="ring from {} %", later=True)
+    """Lowest percentile of loss.weights ring."""
+    ring_high: float = setting(99.0, label="ring to {} %", later=True)
+    """Highest percentile of loss.weights ring."""
+    factor: float = setting(10.0, label="second temperature x {}", later=True)
+    """Second temperature over the first, for loss.denominator dual-temperature."""
+    sigma: float = setting(0.5, label="sigma = {}", later=True)
+    """Width of the positives' weights, for loss.denominator decoupled-weighted (DCLW)."""
+    margin: float = setting(0.0, label="margin {}", later=True)
+    """Margin of loss.filter above-positive."""
+    share: float = setting(0.95, label="share {}", later=True)
+    """Share of the positive's similarity, for loss.filter share-of-positive."""
+    jigsaw: float = setting(0.0, label="jigsaw x {}", name="weight of the jigsaw", later=True)
+    """Weight of InfoMin's jigsaw, for MoCo and MoCHi: nine shuffled tiles of an image are another
+    query for its key. 0.5 as published; 0: none."""
+    clusters: int = setting(100, label="{} clusters", later=True)
+    """Clusters of all images, made before each epoch but the first, for loss.filter
+    same-cluster."""
+
+    def __post_init__(self) -> None:
+        check_at_least(self, "loss", beta=0, alpha=0, clusters=2)
+        check_above(self, "loss", factor=0, share=0, sigma=0)
+        check_between(self, "loss", 0.0, 0.999, "tau_plus")
+        check_between(self, "loss", 0.0, 1.0, "jigsaw")
+        check_between(self, "loss", -2.0, 2.0, "margin")
+        check_between(self, "loss", 0.0, 100.0, "ring_low", "ring_high")
+        if self.ring_low >= self.ring_high:
+            raise InputError(
+                f"loss.ring_low={self.ring_low} is not below loss.ring_high={self.ring_high}: they"
+                " are the percentiles between which negatives count."
+            )
+        if self.weights == "hcl" and self.denominator == "hcl":
+            raise InputError(
+                "loss.weights=hcl with loss.denominator=hcl would weigh twice: choose"
+                " loss.denominator=debiased for constant weights, or loss.weights=none."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The optimizer and its learning rate."""
+
+    name: OptimizerName = setting("sgd", label="{}", name="optimizer", later=True)
+    """SGD as in official MoCo, LARS for large batches (You et al. 2017), or AdamW."""
+    lr: float = setting(0.03, label="learning rate {}", name="learning rate")
+    """Initial learning rate; the paper uses 0.03 for batches of 128 and of 256."""
+    trunk_lr: float | None = setting(None, later=True, label="trunk's learning rate x {}")
+    """Factor on optimizer.lr for the trunk. Unset: 0.1 with model.init, otherwise 1."""
+    momentum: float = setting(0.9, name="optimizer momentum")
+    """Momentum of SGD and LARS. The key encoder's momentum is model.key_momentum."""
+    betas: tuple[float, ...] = setting((0.9, 0.999), later=True)
+    """The two decay rates of AdamW's running means."""
+    weight_decay: float = 1e-4
+    """Weight decay, applied as optimizer.decay_all says."""
+    decay_all: bool = setting(True, name="weight decay on norms and biases", later=True)
+    """Apply weight decay to norms and biases too, as official MoCo does. With LARS, parameters
+    without decay are not rescaled either."""
+    clip: float | None = setting(None, name="largest gradient norm", later=True)
+    """Clip the gradient to this norm. Unset: no clipping."""
+    warm_up_epochs: float = setting(0, name="learning-rate warm-up epochs", later=True)
+    """Epochs over which the learning rate rises linearly from 0 before the schedule begins."""
+    schedule: Schedule = "cosine"
+    """MoCo-v2's cosine, updated once per epoch, or MoCo-v1's step schedule."""
+    milestones: tuple[int, ...] = setting((120, 160), name="milestones of the step schedule")
+    """Epochs at which the step schedule divides the learning rate by ten."""
+
+    def __post_init__(self) -> None:
+        check_above(self, "optimizer", lr=0, clip=0)
+        check_at_least(self, "optimizer", trunk_lr=0, weight_decay=0, warm_up_epochs=0)
+        check_between(self, "optimizer", 0.0, 1.0, "momentum")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise InputError(
+                f"optimizer.betas={self.betas} must be two numbers, at least 0 and below 1: the"
+                " decay rates of AdamW's running means."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,12 +398,12 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         if self.method not in METHOD_FACTS:
-            known = ", ".join(nearest_first(self.method, METHOD_FACTS))
-            raise InputError(f"there is no method {self.method!r}: choose one of {known}.")
+            names = ", ".join(nearest_first(self.method, METHOD_FACTS))
+            raise InputError(f"there is no method {self.method!r}: choose one of {names}.")
         self._check_options()
         if not 0.01 <= self.minutes <= 1e6:
             raise InputError(f"minutes={self.minutes} must be between 0.01 and 1000000.")
-        check_method(self)
+        _check_method(self)
         in_batch = self.mixes and not self.uses("train.queue_size")
         if in_batch and self.mix.num_hardest > 2 * self.train.batch_size - 2:
             raise InputError(
@@ -274,7 +432,7 @@ class PretrainConfig:
 
     @property
     def mixes(self) -> bool:
-        """Whether hard negatives are mixed: always in MoCHi, in others if points are asked for."""
+        """Whether hard negatives are mixed: always by MoCHi, by others if points are requested."""
         points = self.mix.num_pairs + self.mix.num_with_query
         return self.uses("mix.num_pairs") and (self.method == "mochi" or points > 0)
 
@@ -288,9 +446,51 @@ class PretrainConfig:
     def _check_options(self) -> None:
         kind = METHOD_FACTS[self.method].options
         if self.options is None and kind is not None:
-            object.__setattr__(self, "options", kind())  # frozen, and not yet given away
+            object.__setattr__(self, "options", kind())  # frozen, but nobody has it yet
         elif self.options is not None and type(self.options) is not kind:
             raise InputError(
                 f"options={self.options} do not belong to the method {self.method}: omit them"
                 f"{'' if kind is None else f', or pass {kind.__name__}(...)'}."
             )
+
+
+def _check_method(config: PretrainConfig) -> None:
+    """Raise InputError for shared settings that the method cannot have."""
+    facts = METHOD_FACTS[config.method]
+    if facts.no_mixing and config.mix.strategy == "own":
+        raise InputError(
+            f"a strategy was passed to method={config.method}: {facts.no_mixing}; omit it, or"
+            " choose another method."
+        )
+    if facts.whole_batch and config.train.accumulate > 1:
+        raise InputError(
+            f"train.accumulate={config.train.accumulate} with method={config.method}: its loss"
+            " compares all images of a batch with each other, which parts would not; set"
+            " train.accumulate to 1 and use more processes, or lower train.batch_size."
+        )
+    if config.loss.jigsaw and not config.uses("loss.jigsaw"):
+        raise InputError(
+            f"loss.jigsaw={config.loss.jigsaw} with method={config.method}: only MoCo and MoCHi"
+            " have InfoMin's jigsaw; set loss.jigsaw to 0, or method to moco-v2, mochi or pirl."
+        )
+    jigsaw, tile = jigsaw_sizes(config.data.image_size)
+    if config.loss.jigsaw and jigsaw // 3 < tile:
+        raise InputError(
+            f"loss.jigsaw={config.loss.jigsaw} with data.image_size={config.data.image_size}: tiles"
+            " have at least 8 pixels, which takes images of 20 pixels or more; raise"
+            " data.image_size or set loss.jigsaw to 0."
+        )
+    queued = config.uses("train.exclude_same_image")
+    if config.loss.filter == "same-cluster" and config.uses("loss.filter") and not queued:
+        raise InputError(
+            f"loss.filter=same-cluster with method={config.method}: it looks up the images of a"
+            " queue's keys, and this method has no such queue; choose loss.filter"
+            " share-of-positive or above-positive, or a method with a queue, such as mochi."
+        )
+    crossed = config.mix.num_with_query > 0 and config.mix.strategy != "mixed-with-key"
+    if config.method == "cmc" and config.mixes and crossed:
+        raise InputError(
+            f"mix.num_with_query={config.mix.num_with_query} with method=cmc would mix a query"
+            " with negatives of the other modality: set mix.num_with_query to 0, or"
+            " mix.strategy to mixed-with-key."
+        )

@@ -1,8 +1,8 @@
 """The recipe `photos`: settings that fit a folder of images, a machine and a time budget.
 
-A pure function of the config, what was seen in the folder and what was measured; the looking and
-measuring is done by training/fitting.py. Imports no torch. The rules were tried on the images of
-docs/own-images.md.
+They are a pure function of the config, of facts about the folder and of measurements, which
+training/fitting.py makes. The rules were tried on the images of docs/own-images.md. Imports no
+torch.
 """
 
 import math
@@ -14,9 +14,9 @@ from hardmix.settings.config import PretrainConfig
 from hardmix.settings.saved import settings, with_settings
 
 FEWEST = 20
-"""Images below which there is nothing to contrast."""
+"""Fewest images: with fewer there is nothing to contrast."""
 QUEUE_SHARE = 5
-"""The queue holds at most one in so many images: older keys of an image are then rare."""
+"""Images per slot of the queue, at least: older keys of an image are then rare."""
 LARGEST_QUEUE = 4096
 N_SHARE, QUERY_SHARE = 16, 8
 """K / N and s / s' of the paper's ImageNet-100 runs; s is N."""
@@ -25,23 +25,24 @@ LARGEST_BATCH = 64
 FINE = 0.25
 """Factor on the learning rate from pre-trained weights; the trunk has optimizer.trunk_lr too."""
 MOST_EPOCHS, FEWEST_EPOCHS = 400, 10
-"""More are not worth their time; with fewer, fewer images are used instead."""
+"""More epochs are not worth their time. Rather than train fewer, fewer images are used."""
 KNN_TIMES, SAVE_TIMES = 3, 20
 """How often k-NN accuracy is measured, and checkpoints are saved, in a run."""
 FORWARD = 0.35
-"""Share of a training step that evaluating its images takes."""
+"""Time that it takes to evaluate the images of a training step, as a share of the step."""
 JUDGED = 5000
-"""Most images of the verdict."""
+"""Most images that the verdict looks at."""
 MARGIN = 0.9
-"""Share of the remaining time that is planned."""
+"""Share of the remaining time that is used."""
 WEAKEST = 0.25
-"""Least strength of the colour changes."""
+"""Smallest strength of the colour changes."""
+
 SMALL = 32
 """Pixels of a view on a CPU."""
 
 
 class FolderFacts(NamedTuple):
-    """What a look at the images found."""
+    """Facts about the images, from a look at the folder."""
 
     images: int
     """Number of images."""
@@ -64,7 +65,7 @@ class Machine(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """What was measured in a few steps."""
+    """Times that were measured in a few steps."""
 
     step: float
     """Seconds of a training step."""
@@ -107,10 +108,10 @@ CHOSEN = (
     "train.save_every",
     "optimizer.milestones",
 )
-"""What the recipe `photos` chooses, in this order: later ones depend on earlier ones."""
+"""Settings that the recipe `photos` chooses, in this order: later ones depend on earlier ones."""
 
 SHOWN = CHOSEN[: CHOSEN.index("train.knn_every")]
-"""What the table shows."""
+"""Settings that the table shows."""
 
 
 def fit(
@@ -133,7 +134,7 @@ def fit(
 
 
 class _Rules:
-    """One method per setting; each sees what was chosen before it."""
+    """One method per setting; each can read the values chosen before it."""
 
     def __init__(
         self, config: PretrainConfig, facts: FolderFacts, machine: Machine, pace: Pace | None
@@ -142,7 +143,7 @@ class _Rules:
         self.values = settings(config)
 
     def choose(self, name: str) -> Choice:
-        """Return the user's own value, or ours with the reason."""
+        """Return the user's value, or a value of ours with the reason."""
         if name not in self.config.choose:
             return Choice(name, self.values[name], "yours")
         value, why = getattr(self, name.replace(".", "_"))()
@@ -184,14 +185,12 @@ class _Rules:
         number = self.facts.images
         if self.pace is None:
             return None, ""
-        each = self.pace.decode + (FEWEST_EPOCHS + 1) * self.pace.step / self._measured_batch()
-        fits = int(self._seconds(number) / each)
-        if fits >= number:
+        seconds = self.pace.decode + (FEWEST_EPOCHS + 1) * self.pace.step / self._measured_batch()
+        affordable = int(self._seconds(number) / seconds)
+        chosen = max(8 * FEWEST, 4 * self._measured_batch(), affordable)
+        if chosen >= number:
             return None, f"all {number:,}"
-        some = max(8 * FEWEST, 4 * self._measured_batch(), fits)
-        if some >= number:
-            return None, f"all {number:,}"
-        return some, f"of {number:,}; {FEWEST_EPOCHS} epochs of more would take too long"
+        return chosen, f"of {number:,}; {FEWEST_EPOCHS} epochs of more would take too long"
 
     def model_backbone(self) -> tuple[str, str]:
         if self.config.model.init is not None:
@@ -255,12 +254,12 @@ class _Rules:
         return max(1, self.values["train.epochs"] // SAVE_TIMES), ""
 
     def optimizer_milestones(self) -> tuple[tuple[int, ...], str]:
-        """As fractions of the epochs, which were not known when the recipe was made."""
+        """Scale the recipe's milestones to the number of epochs."""
         before, after = self.config.train.epochs, self.values["train.epochs"]
         return tuple(at * after // before for at in self.config.optimizer.milestones), ""
 
     def _measured_batch(self) -> int:
-        """Return the batch of the measured steps, which is chosen before the images are."""
+        """Return the batch size of the measured steps, chosen before the number of images."""
         if "train.batch_size" in self.config.choose:
             return self.train_batch_size()[0]
         return self.batch
@@ -277,5 +276,5 @@ class _Rules:
 
 
 def _power_of_two(number: int) -> int:
-    """Return the largest power of two that is not above a number; 1 at least."""
+    """Return the largest power of two up to a number, at least 1."""
     return 1 << max(0, number.bit_length() - 1)

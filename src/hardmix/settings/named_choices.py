@@ -30,7 +30,7 @@ WeightsName = Literal["none", "hcl", "hardness", "given", "ring"]
 a ring of percentiles."""
 
 RunWeights = Literal["none", "hcl", "hardness", "ring", "own"]
-"""The same in `hardmix pretrain`, where no negatives are given with a query."""
+"""The same for `hardmix pretrain`, where no negatives are given with a query."""
 
 DenominatorName = Literal[
     "infonce",
@@ -41,35 +41,37 @@ DenominatorName = Literal[
     "dual-temperature",
     "supcon-in",
 ]
-"""What the loss is made of its positive and its negatives: Eq. 1, or a later paper's."""
+"""How the loss combines the positive and the negatives: as Eq. 1, or as in a later paper."""
 
 RunDenominator = Literal[
     "infonce", "decoupled", "decoupled-weighted", "debiased", "hcl", "dual-temperature", "own"
 ]
-"""The same in `hardmix pretrain`, where a query has one positive."""
+"""The same for `hardmix pretrain`, where a query has one positive."""
 
 FilterName = Literal["none", "above-positive", "share-of-positive"]
-"""Which negatives are taken for false ones and left out, without labels."""
+"""Rules by which negatives are taken for false ones and left out, without labels."""
 
 RunFilter = Literal["none", "above-positive", "share-of-positive", "same-cluster", "own"]
-"""The same in `hardmix pretrain`, which can also cluster the images before each epoch."""
+"""The same for `hardmix pretrain`, which can also cluster the images before each epoch."""
+
+SameLabel = Literal["positives", "exclude"]
+"""What negatives of the query's class are: further positives (SupCon), or left out (the oracle)."""
 
 Reduction = Literal["mean", "sum", "none"]
-"""What a loss returns: the mean or sum over the queries, or the loss of each."""
+"""Results of a loss: the mean or sum over the queries, or the loss of each."""
 
 RealNegatives = Literal["keep", "drop_hardest", "drop_all"]
-"""Which real negatives stay in the loss next to the synthetic ones. The paper keeps all; it never
-defines its row "(all queue)", and "drop_all" is our most plausible reading of it."""
+"""Real negatives that stay in the loss beside the synthetic ones. The paper keeps all; it never
+defines its row "(all queue)", of which "drop_all" is the most plausible reading."""
 
 RankBy = Literal["query", "key"]
-"""What negatives are ranked by: their similarity to the query (Sec. 4.1), or to its key (App.
-B.2)."""
+"""Rankings of negatives: by similarity to the query (Sec. 4.1), or to its key (App. B.2)."""
 
 QueueStart = Literal["random", "empty"]
-"""What an unfilled slot holds: a random negative, as in official MoCo, or nothing."""
+"""Content of unfilled slots: random negatives, as in official MoCo, or nothing."""
 
 Shuffle = Literal["full", "blocks"]
-"""Order of the images in an epoch (data.shuffle)."""
+"""Orders of the images in an epoch (data.shuffle)."""
 
 DataName = Literal[
     "shapes",
@@ -89,15 +91,15 @@ WebDataset archives, "hf" a set of Hugging Face's datasets; all are recognised f
 your own `ImageSet`, passed to `pretrain`."""
 
 CacheMode = Literal["auto", "memory", "file", "off"]
-"""Where decoded images are kept. "auto": in memory if they fit, in a file if decoding is slow;
-later commands use the file too."""
+"""Places for decoded images. "auto": in memory if they fit, in a file if decoding is slow; later
+commands use the file too."""
 
 KMeans = Literal["auto", "sklearn", "faiss"]
 """Libraries of PCL's k-means."""
 
 Augmentation = Literal["moco-v1", "moco-v2", "simclr", "infomin", "plain"]
-"""What is applied to a view after its random crop: official MoCo's colour changes, SimCLR's, which
-are twice as strong, InfoMin's, which add RandAugment, or a flip."""
+"""Operations on a view after its random crop: official MoCo's colour changes, SimCLR's, which are
+twice as strong, InfoMin's, which add RandAugment, or only a flip."""
 Head = Literal["linear", "mlp", "mlp-bn"]
 OptimizerName = Literal["sgd", "lars", "adamw"]
 Schedule = Literal["cosine", "step"]
@@ -106,4 +108,4 @@ TRUNK_LR = 0.1
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 OnNan = Literal["stop", "skip"]
 Compiled = Literal["no", "encoders", "all"]
-"""What torch.compile compiles: nothing, the encoders, or the encoders and the loss."""
+"""Parts that torch.compile compiles: none, the encoders, or the encoders and the loss."""

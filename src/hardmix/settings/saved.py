@@ -1,15 +1,17 @@
-"""Settings saved to a file: read with checks, and compared when a run is resumed."""
+"""Settings as they are saved: read with checks, compared on resume, with paths made absolute."""
 
 import dataclasses
 import json
+import os
+import re
 import types
 import typing
 from collections.abc import Mapping, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hardmix.errors import InputError
-from hardmix.settings.bounded_files import MOST_JSON, read_file
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.facts import SettingFacts, facts_of
 from hardmix.settings.methods import METHOD_FACTS
@@ -31,15 +33,14 @@ MAY_DIFFER = frozenset(name for name, facts in FACTS.items() if not facts.identi
 """Settings that do not affect what is trained: runs that differ only in these are comparable."""
 
 LABELS = {name: facts.label for name, facts in FACTS.items() if facts.label}
-"""How tables and figures label runs by a setting, in this order."""
+"""The labels of runs by setting, in the order in which tables and figures show them."""
 
 
 def own_facts(method: object) -> dict[str, SettingFacts]:
     """Return the facts about a method's own settings, by dotted name ("NAME.setting")."""
-    known = METHOD_FACTS.get(method) if isinstance(method, str) else None
-    if known is None or known.options is None:
-        return {}
-    return {f"{method}.{name}": facts for name, facts in facts_of(known.options).items()}
+    facts = METHOD_FACTS.get(method) if isinstance(method, str) else None
+    own = {} if facts is None or facts.options is None else facts_of(facts.options)
+    return {f"{method}.{name}": setting for name, setting in own.items()}
 
 
 def to_json(config: Any) -> bytes:
@@ -47,36 +48,9 @@ def to_json(config: Any) -> bytes:
     return (json.dumps(dataclasses.asdict(config), indent=2) + "\n").encode()
 
 
-def read_config(file: Path) -> PretrainConfig:
-    """Read a saved config and check it like one from the command line."""
-    try:
-        values = read_json(file)
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise InputError(f"{file} is not JSON: {error}.") from error
-    return build_config(values, str(file))
-
-
-def read_json(file: Path) -> Any:
-    """Read a JSON file in UTF-8; raises OSError or ValueError, also if it is nested too deeply."""
-    try:
-        return json.loads(read_file(file, MOST_JSON).decode("utf-8"))
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-
-
 def build_config(values: Any, where: str) -> PretrainConfig:
     """Build a config from the contents of its file; errors refer to it as `where`."""
     return _build(PretrainConfig, values, where)
-
-
-def _options(values: Any, method: Any, where: str) -> Any:
-    """Build a method's own settings; None if it has none or none are saved."""
-    facts = METHOD_FACTS.get(method) if isinstance(method, str) else None
-    if values is None or facts is None or facts.options is None:
-        return values
-    return _build(facts.options, values, where)
 
 
 def _build(kind: type[Config], values: Any, where: str) -> Config:
@@ -93,7 +67,9 @@ def _build(kind: type[Config], values: Any, where: str) -> Config:
     for name, value in values.items():
         hint, place = hints[name], f"{where}: {name}"
         if kind is PretrainConfig and name == "options":
-            built[name] = _options(value, values.get("method"), place)
+            facts = METHOD_FACTS.get(str(values.get("method")))
+            own = None if facts is None else facts.options
+            built[name] = value if value is None or own is None else _build(own, value, place)
         elif dataclasses.is_dataclass(hint):
             built[name] = _build(typing.cast("type[Any]", hint), value, place)
         else:
@@ -141,21 +117,21 @@ def with_settings(config: PretrainConfig, changes: Mapping[str, Any]) -> Pretrai
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a saved config's settings by dotted name; a method's own are "NAME.setting"."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for group, value in config.items():
         if group == "options":
             group, value = str(config.get("method")), value or {}
         if isinstance(value, dict):
-            found |= {f"{group}.{name}": each for name, each in value.items()}
+            flat |= {f"{group}.{name}": part for name, part in value.items()}
         else:
-            found[group] = value
-    return found
+            flat[group] = value
+    return flat
 
 
 def recorded(config: Mapping[str, Any]) -> dict[str, Any]:
     """Like `flatten`, with defaults for settings that are newer than the file."""
-    found = flatten(config)
-    return found | {name: LATER[name] for name in LATER.keys() - found.keys()} if found else {}
+    flat = flatten(config)
+    return flat | {k: value for k, value in LATER.items() if k not in flat} if flat else {}
 
 
 LATER: dict[str, Any] = {
@@ -163,7 +139,7 @@ LATER: dict[str, Any] = {
     for name, value in settings(PretrainConfig()).items()
     if name in FACTS and FACTS[name].later
 }
-"""Settings that runs of older versions do not record, with the values those runs used."""
+"""Settings that older versions do not record, with the values that their runs used."""
 
 
 def check_same_run(old: PretrainConfig, new: PretrainConfig, fixed: Set[str] | None = None) -> None:
@@ -180,3 +156,53 @@ def check_same_run(old: PretrainConfig, new: PretrainConfig, fixed: Set[str] | N
                 f"{name} cannot change from {value} to {after[name]} when a run is resumed: omit"
                 " it, or start a new run in another folder."
             )
+
+
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+"""Start of a URL or of a command ("pipe:")."""
+_HUB = "hf:"
+
+
+def absolute_root(root: str | None) -> str | None:
+    """Return `data.root` as an absolute path: of a folder, a file, or a pattern of shards.
+
+    URLs, commands, names on a hub and patterns that begin with a choice are left unchanged.
+    """
+    if root is None or "::" in root:
+        return root and "::".join(absolute_root(part) or part for part in root.split("::"))
+    if root.startswith(_HUB):
+        folder = os.path.expanduser(root.removeprefix(_HUB))
+        return f"{_HUB}{_absolute(folder)}" if os.path.isdir(folder) else root
+    if root.startswith(("{", "$")) or (_ADDRESS.match(root) and not os.path.exists(root)):
+        return root
+    return _absolute(os.path.expanduser(root))
+
+
+def is_command(root: str) -> bool:
+    """Return whether reading these images may start a command: that of a pipe, or curl for a URL.
+
+    Braces and variables can hide how either begins, so every colon and every dollar sign counts.
+    """
+    return any(sign in part for part in root.split("::") for sign in ":$")
+
+
+def root_near(root: str | None, run: Path) -> str | None:
+    """Return an older run's relative `data.root`, looked for from here and above the run."""
+    whole = absolute_root(root)
+    if root is None or whole is None or whole == root or _exists(whole):
+        return whole
+    above = run.resolve().parents[:-1]  # without "/": "data" is unlikely to mean /data
+    near = (str(folder / root) for folder in above)
+    return next(filter(_exists, near), root)
+
+
+def _absolute(path: str) -> str:
+    with suppress(OSError):  # the current folder may have been deleted
+        return str(Path(path).absolute())
+    return path
+
+
+def _exists(path: str) -> bool:
+    """Return whether a path exists; for a pattern, whether the folder of its files does."""
+    fixed, brace, _ = path.partition("{")
+    return os.path.isdir(os.path.dirname(fixed)) if brace else os.path.exists(path)

@@ -16,13 +16,12 @@ from typing import Literal
 from hardmix.analysis.hardness import half_holders
 from hardmix.analysis.over_training import epoch_means
 from hardmix.evaluation.accuracy import mean_and_deviation
-from hardmix.report.gains import difference
+from hardmix.report.grouping import difference
 from hardmix.runs.reading import RunRecord
-from hardmix.runtime.atomic_files import write_atomically
 from hardmix.sweep.grids import BEST
 from hardmix.sweep.pairs import student_interval
 from hardmix.sweep.planning import SweepOptions, make_plan
-from hardmix.sweep.results import TableRow, collect
+from hardmix.sweep.results import TableRow, collect, write_files
 
 Verdict = Literal["seen", "seen in part", "not seen", "cannot be judged"]
 
@@ -58,10 +57,10 @@ class Evidence:
         for grid in JUDGED:
             result = collect(make_plan(replace(options, grid=grid, only=(), index=None)))
             for line in result.lines:
-                if line.names:
+                if line.finished.names:
                     self.lines[line.row.label] = line
-                for measure, cell in zip(result.measures, line.cells, strict=True):
-                    self._values[line.row.label, measure.id] = cell.values
+                for measure, cell in line.cells.items():
+                    self._values[line.row.label, measure] = cell.values
 
     def values(self, label: str, measure: str) -> dict[int, float]:
         """Return values by seed; "linear" is the scale's own protocol."""
@@ -72,7 +71,7 @@ class Evidence:
 
     def records(self, label: str) -> list[RunRecord]:
         """Return the finished runs of a row."""
-        return self.lines[label].runs if label in self.lines else []
+        return self.lines[label].finished.records if label in self.lines else []
 
     def by_epoch(self, label: str, key: str) -> dict[int, list[float]]:
         """Return a metric's means by epoch in percent, for every run by seed."""
@@ -109,11 +108,12 @@ def write_claims(options: SweepOptions, claims: Sequence[Claim]) -> list[Path]:
     """Write the claims as Markdown and as JSON."""
     rows = [f"| {c.number} | {c.claim} ({c.place}) | {c.verdict} | {c.evidence} |" for c in claims]
     head = ["| | the paper's claim | here | evidence |", "|---|---|---|---|"]
-    page = options.out / "claims.md"
-    write_atomically(page, "\n".join([__doc__ or "", *head, *rows, ""]).encode())
-    data = options.out / "claims.json"
-    write_atomically(data, json.dumps([asdict(c) for c in claims], indent=2).encode())
-    return [page, data]
+    return write_files(
+        {
+            options.out / "claims.md": "\n".join([__doc__ or "", *head, *rows, ""]),
+            options.out / "claims.json": json.dumps([asdict(c) for c in claims], indent=2),
+        }
+    )
 
 
 def _hardness(evidence: Evidence) -> Judgement:

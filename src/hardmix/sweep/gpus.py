@@ -1,7 +1,7 @@
 """The GPUs of a machine, shared by the processes of a sweep: each takes free ones by lock.
 
-A process sees only those it has taken, for training and evaluations alike. With several GPUs for
-each run, torchrun trains it.
+A process sees only those that it has taken, for training and evaluations alike. With several GPUs
+for each run, torchrun trains it.
 """
 
 import os
@@ -18,15 +18,15 @@ import torch
 
 from hardmix.errors import InputError, LockedError, UnfinishedError
 from hardmix.runs.folder import Run
-from hardmix.runtime.atomic_files import locked_folder
 from hardmix.runtime.console import say
+from hardmix.runtime.files import locked_folder
 from hardmix.runtime.own_code import allowed_code
 from hardmix.runtime.signals import StopRequest
-from hardmix.sweep.estimates import state_of
+from hardmix.sweep.sweep_folder import state_of
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-ASKED_EVERY = 2.0
-"""Seconds between two looks at GPUs that are all taken."""
+RETRY_SECONDS = 2.0
+"""Pause between attempts while all GPUs are taken."""
 
 
 def visible_gpus() -> list[str]:
@@ -38,7 +38,7 @@ def visible_gpus() -> list[str]:
 
 def check_gpus(gpus_per_run: int, device: str) -> None:
     """Raise InputError if a run cannot have as many GPUs as asked for."""
-    there = len(visible_gpus())
+    available = len(visible_gpus())
     if gpus_per_run < 1:
         raise InputError(f"--gpus-per-run {gpus_per_run} must be at least 1.")
     if gpus_per_run == 1:
@@ -47,16 +47,16 @@ def check_gpus(gpus_per_run: int, device: str) -> None:
         raise InputError(
             f"--gpus-per-run {gpus_per_run} with --device {device}: leave out --device."
         )
-    if gpus_per_run > there:
+    if gpus_per_run > available:
         raise InputError(
-            f"--gpus-per-run {gpus_per_run}, but this process sees {there} GPUs: lower it, or start"
-            " the sweep where there are more."
+            f"--gpus-per-run {gpus_per_run}, but this process sees {available} GPUs: lower it, or"
+            " start the sweep where there are more."
         )
 
 
 @contextmanager
 def taken_gpus(gpus_per_run: int, device: str, stop: StopRequest) -> Iterator[list[str]]:
-    """Take free GPUs while within; none on a machine with one GPU or less, or a named device."""
+    """Hold free GPUs; none on a machine with fewer than two, or if a device is named."""
     visible = visible_gpus()
     if device not in ("auto", "cuda") or len(visible) < 2:
         yield []
@@ -75,7 +75,7 @@ def taken_gpus(gpus_per_run: int, device: str, stop: StopRequest) -> Iterator[li
 
 
 def _take(number: int, visible: list[str], locks: ExitStack, stop: StopRequest) -> list[str]:
-    told = False
+    announced = False
     while True:
         taken: list[str] = []
         with ExitStack() as attempt:
@@ -90,14 +90,14 @@ def _take(number: int, visible: list[str], locks: ExitStack, stop: StopRequest) 
                     return taken
         if stop:
             raise UnfinishedError(f"stopped by {stop.name}: the same sweep command resumes.")
-        if not told:
+        if not announced:
             say(f"Waiting for {number} of the {len(visible)} GPUs: others are using them.")
-            told = True
-        time.sleep(ASKED_EVERY)
+            announced = True
+        time.sleep(RETRY_SECONDS)
 
 
 def _place(name: str) -> Path:
-    """Return the folder that stands for a GPU, of all users' processes on this machine."""
+    """Return the folder whose lock stands for a GPU, in all processes of this user."""
     return Path(tempfile.gettempdir()) / f"hardmix-gpus-{os.getuid()}" / name.replace("/", "_")
 
 
@@ -107,14 +107,14 @@ def train_by_torchrun(run: Run, config: Path, gpus: list[str], stop: StopRequest
     words += ["-m", "hardmix", "--", "pretrain", "--config", str(config)]
     words += ["--out", str(run.path), "--resume", "auto"]
     words += [word for name in allowed_code() for word in ("--allow-code", name)]
-    # No modules of the current folder: -P tells torchrun so, the variable its ranks.
+    # No modules of the current folder: -P is for torchrun, the variable for its ranks.
     safe = os.environ | {"PYTHONSAFEPATH": "1"}
     process = subprocess.Popen([sys.executable, "-P", *words], env=safe, start_new_session=True)
-    asked = False
+    signalled = False
     while process.poll() is None:
-        if stop and not asked:
+        if stop and not signalled:
             os.killpg(process.pid, signal.SIGTERM)
-            asked = True
+            signalled = True
         time.sleep(0.2)
     if state_of(run) == "finished" and process.returncode == 0:
         return run

@@ -1,6 +1,7 @@
 """The paper's grids by name: the rows of its tables, in the paper's order.
 
-A row is in the paper's units (K = 16384, 200 epochs); scales.py turns it into a config. Imports no
+A row is in the paper's units (K = 16384, 200 epochs); `config_at` turns it into a config. Methods
+whose numbers the paper copied from others have rows too, so that they can be trained. Imports no
 torch.
 """
 
@@ -9,17 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 from hardmix.errors import InputError
-from hardmix.sweep.copied_rows import (
-    COST,
-    ON_IMAGENET1K,
-    V1_TEMPERATURE,
-    V2_TEMPERATURE,
-    copied_on_imagenet1k,
-    copied_on_imagenet100,
-    infomin,
+from hardmix.settings.methods import MethodName
+from hardmix.sweep.grid_rows import (
+    RESTARTED,
+    Evaluation,
+    Grid,
+    Mix,
+    Row,
+    make_row,
 )
-from hardmix.sweep.grid_rows import RESTARTED, Evaluation, Grid, Mix, Row
-from hardmix.sweep.grid_rows import make_row as _row
 from hardmix.sweep.own_grids import ENDING, read_grid
 
 BEST: Mix = (1024, 1024, 128)
@@ -37,17 +36,90 @@ _ALL_QUEUE = (
 )
 
 
+# -- rows that the paper copied
+
+V1_TEMPERATURE, V2_TEMPERATURE = 0.07, 0.2
+"""Temperatures of MoCo's two versions."""
+
+COST: tuple[Evaluation, ...] = ("linear", "knn", "embedding", "cost")
+ON_IMAGENET1K: tuple[Evaluation, ...] = ("linear", "voc", "knn", "embedding", "cost")
+"""Measurements of a row; VOC is left out at small scales."""
+
+LIKE_V1 = (
+    ("data.augmentation", "moco-v1"),
+    ("model.head", "linear"),
+    ("optimizer.schedule", "step"),
+)
+"""Settings of MoCo's first version, besides its temperature."""
+
+NOTE = "copied by the paper; here with its authors' settings, as far as they are known"
+
+
+def copied_on_imagenet100(source: str) -> tuple[Row, ...]:
+    """Return MoCo + iMix, CMC and CMC + iMix of Table 1."""
+    return (
+        copied_row("unmix", "MoCo+iMix", source, temperature=V1_TEMPERATURE, changes=LIKE_V1),
+        copied_row("cmc", "CMC", source),
+        copied_row("cmc", "CMC+iMix", source, changes=(("cmc.unmix", True),)),
+    )
+
+
+def copied_on_imagenet1k(source: str, supplement: bool = False) -> tuple[Row, ...]:
+    """Return the other methods of Table 2, and those that only the supplement has."""
+    common: dict[str, Any] = {"recipe": "imagenet1k", "evaluations": ON_IMAGENET1K}
+    like_v1 = {"temperature": V1_TEMPERATURE, "changes": LIKE_V1}
+    large = f"{NOTE}; the paper's number is for batches of 8192, the preset has 4096"
+    rows = (
+        copied_row("simclr", "SimCLR", source, **common, note=large),
+        copied_row("unmix", "MoCo+Image Mixture", source, **common, **like_v1),
+        copied_row("instdis", "InstDis", source, **common),
+        copied_row("pirl", "PIRL", source, **common),
+        infomin(source, *ON_IMAGENET1K),
+        copied_row("swav", "SvAV", source, **common, epochs=800, label="SwAV, 800 epochs"),
+    )
+    if not supplement:
+        return rows
+    return (
+        *rows,
+        copied_row("pcl", "PCL", source, **common, changes=LIKE_V1),
+        copied_row("pcl", "PCL v2", source, **common),
+        copied_row("co2", "MoCo-v2+CO2", source, **common),
+    )
+
+
+def infomin(source: str, *evaluations: Evaluation) -> Row:
+    """Return MoCo-v2 with InfoMin's views and jigsaw, with which PyContrast reached 70.1."""
+    return copied_row(
+        "moco-v2",
+        "InfoMin Aug.",
+        source,
+        recipe="imagenet1k",
+        temperature=0.15,
+        changes=(("data.augmentation", "infomin"), ("loss.jigsaw", 0.5)),
+        evaluations=evaluations,
+    )
+
+
+def copied_row(method: MethodName, printed: str, source: str, **fields: Any) -> Row:
+    """Return a row of a method that the paper calls `printed`."""
+    usual = {"label": printed, "note": NOTE, "evaluations": COST}
+    return make_row(method, printed=printed, source=source, **usual | fields)
+
+
+# -- the paper's tables
+
+
 def _table1() -> tuple[Row, ...]:
     source = "table1"
     mixes: list[Mix] = [BEST, (1024, 256, 512), (1024, 128, 256)]
     rows = (
-        _row("moco-v1", temperature=V1_TEMPERATURE, source=source),
-        _row("moco-v1", temperature=V2_TEMPERATURE, source=source),
-        _row("moco-v2", source=source),
-        *(_row("mochi", mix, source=source) for mix in mixes),
-        _row("moco-v2", oracle=True, source=source),
-        _row("mochi", BEST, oracle=True, source=source),
-        _row("supervised", source=source, note=_SUPERVISED),
+        make_row("moco-v1", temperature=V1_TEMPERATURE, source=source),
+        make_row("moco-v1", temperature=V2_TEMPERATURE, source=source),
+        make_row("moco-v2", source=source),
+        *(make_row("mochi", mix, source=source) for mix in mixes),
+        make_row("moco-v2", oracle=True, source=source),
+        make_row("mochi", BEST, oracle=True, source=source),
+        make_row("supervised", source=source, note=_SUPERVISED),
     )
     costs = tuple(replace(row, evaluations=COST) for row in rows)
     return *copied_on_imagenet100(source), *costs
@@ -70,21 +142,21 @@ def _table1_supp() -> tuple[Row, ...]:
         row
         for queue in (4096, 1024)
         for row in (
-            _row("moco-v2", queue_size=queue, source=source),
-            _row("mochi", BEST, queue_size=queue, source=source),
+            make_row("moco-v2", queue_size=queue, source=source),
+            make_row("mochi", BEST, queue_size=queue, source=source),
         )
     ]
     return (
         *copied_on_imagenet100(source),
-        _row("moco-v2", epochs=100, source=source),
-        _row("mochi", BEST, epochs=100, source=source),
-        _row("mochi", (1024, 128, 256), epochs=100, source=source),
-        _row("moco-v1", temperature=V1_TEMPERATURE, source=source),
-        _row("moco-v1", temperature=V2_TEMPERATURE, source=source),
-        _row("moco-v2", source=source),
-        *(_row("mochi", mix, source=source) for mix in SUPPLEMENT),
+        make_row("moco-v2", epochs=100, source=source),
+        make_row("mochi", BEST, epochs=100, source=source),
+        make_row("mochi", (1024, 128, 256), epochs=100, source=source),
+        make_row("moco-v1", temperature=V1_TEMPERATURE, source=source),
+        make_row("moco-v1", temperature=V2_TEMPERATURE, source=source),
+        make_row("moco-v2", source=source),
+        *(make_row("mochi", mix, source=source) for mix in SUPPLEMENT),
         *smaller,
-        _row(
+        make_row(
             "mochi",
             BEST,
             queue_size=1024,
@@ -93,13 +165,13 @@ def _table1_supp() -> tuple[Row, ...]:
             source=source,
             note=_ALL_QUEUE,
         ),
-        _row("moco-v2", epochs=800, source=source, note=_RESTART),
-        _row("mochi", BEST, epochs=800, source=source, note=_RESTART),
-        _row("moco-v2", oracle=True, source=source),
-        _row("mochi", BEST, oracle=True, source=source),
-        _row("mochi", BEST, oracle=True, epochs=400, source=source, note=_PLAIN),
-        _row("mochi", BEST, oracle=True, epochs=800, source=source, note=_RESTART),
-        _row("supervised", source=source, note=_SUPERVISED),
+        make_row("moco-v2", epochs=800, source=source, note=_RESTART),
+        make_row("mochi", BEST, epochs=800, source=source, note=_RESTART),
+        make_row("moco-v2", oracle=True, source=source),
+        make_row("mochi", BEST, oracle=True, source=source),
+        make_row("mochi", BEST, oracle=True, epochs=400, source=source, note=_PLAIN),
+        make_row("mochi", BEST, oracle=True, epochs=800, source=source, note=_RESTART),
+        make_row("supervised", source=source, note=_SUPERVISED),
     )
 
 
@@ -108,12 +180,16 @@ def _fig3a() -> tuple[Row, ...]:
         *((128, 128, 0), (256, 256, 0), (512, 512, 0), (1024, 512, 0), (1024, 1024, 0)),
         *((2048, 512, 0), (2048, 1024, 0), (16384, 1024, 0)),
     ]
-    return _row("moco-v2", source="fig3a"), *(_row("mochi", mix, source="fig3a") for mix in mixes)
+    return make_row("moco-v2", source="fig3a"), *(
+        make_row("mochi", mix, source="fig3a") for mix in mixes
+    )
 
 
 def _fig3b() -> tuple[Row, ...]:
     mixes = [(1024, s, q) for s in (0, 128, 256, 512, 1024) for q in (0, 128, 256, 512) if s or q]
-    return _row("moco-v2", source="fig3b"), *(_row("mochi", mix, source="fig3b") for mix in mixes)
+    return make_row("moco-v2", source="fig3b"), *(
+        make_row("mochi", mix, source="fig3b") for mix in mixes
+    )
 
 
 _TABLE2: dict[int, tuple[Mix, ...]] = {
@@ -143,15 +219,15 @@ _TABLE3: dict[int, tuple[Mix, ...]] = {
 def _imagenet1k(
     source: str, sections: dict[int, tuple[Mix, ...]], *evaluations: Evaluation
 ) -> tuple[Row, ...]:
-    """A table whose sections are lengths of training: MoCo-v2, then MoCHi."""
+    """Return a table whose sections are lengths of training: MoCo-v2, then MoCHi."""
     notes = {RESTARTED: _RESTART, 1000: _PLAIN}
     rows = []
     for epochs, mixes in sections.items():
         fields: dict[str, Any] = {"recipe": "imagenet1k", "epochs": epochs, "source": source}
         fields |= {"evaluations": evaluations, "note": notes.get(epochs, "")}
         if epochs != 1000:  # the paper has no MoCo-v2 of this length
-            rows.append(_row("moco-v2", **fields))
-        rows += [_row("mochi", mix, **fields) for mix in mixes]
+            rows.append(make_row("moco-v2", **fields))
+        rows += [make_row("mochi", mix, **fields) for mix in mixes]
     return tuple(rows)
 
 
@@ -166,7 +242,9 @@ def _proxy() -> tuple[Row, ...]:
     """App. B.1: tau is 0.2 throughout."""
     steps = (("cosine", "optimizer.schedule", "cosine"), ("MLP", "model.head", "mlp"))
     evaluations: tuple[Evaluation, ...] = ("proxy", "linear", "knn", "embedding")
-    first = _row("moco-v1", temperature=V2_TEMPERATURE, source="table1", evaluations=evaluations)
+    first = make_row(
+        "moco-v1", temperature=V2_TEMPERATURE, source="table1", evaluations=evaluations
+    )
     rows = [replace(first, label="MoCo")]
     for name, setting, value in steps:
         last = rows[-1]
@@ -180,8 +258,8 @@ def _proxy() -> tuple[Row, ...]:
             )
         )
     label = f"{rows[-1].label} + augmentation = MoCo-v2"
-    rows.append(_row("moco-v2", label=label, source="table1", evaluations=evaluations))
-    return *rows, _row("mochi", BEST, source="table1", evaluations=evaluations)
+    rows.append(make_row("moco-v2", label=label, source="table1", evaluations=evaluations))
+    return *rows, make_row("mochi", BEST, source="table1", evaluations=evaluations)
 
 
 _VARIANTS: list[tuple[str, dict[str, Any], str]] = [
@@ -209,13 +287,13 @@ _VARIANTS: list[tuple[str, dict[str, Any], str]] = [
         "future work",
     ),
 ]
-"""Name, settings of `mix`, and what App. B.2 says about it in words."""
+"""Names, settings of `mix`, and the words of App. B.2 about each."""
 
 
 def _variants() -> tuple[Row, ...]:
     """App. B.2. The paper does not state (N, s, s'), tau' or X: they are our choice."""
     rows = [
-        _row(
+        make_row(
             "mochi",
             BEST,
             label=f"MoCHi {BEST}, {name}",
@@ -224,7 +302,7 @@ def _variants() -> tuple[Row, ...]:
         )
         for name, changes, words in _VARIANTS
     ]
-    return _row("moco-v2", source="table1"), _row("mochi", BEST, source="table1"), *rows
+    return make_row("moco-v2", source="table1"), make_row("mochi", BEST, source="table1"), *rows
 
 
 _COCO = (

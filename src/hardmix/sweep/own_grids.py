@@ -5,6 +5,7 @@ when the file is read, before anything is trained.
 """
 
 import dataclasses
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -12,10 +13,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from hardmix.errors import InputError
-from hardmix.settings.bounded_files import MOST_JSON, read_file
-from hardmix.settings.bounds import nearest_first
+from hardmix.runtime.files import MOST_JSON, read_file
 from hardmix.settings.config import PretrainConfig
-from hardmix.settings.evaluation_options import LINEAR_PRESETS
+from hardmix.settings.evaluations import LINEAR_PRESETS
+from hardmix.settings.facts import nearest_first
 from hardmix.settings.methods import METHOD_FACTS
 from hardmix.settings.recipes import RECIPES
 from hardmix.settings.saved import build_config
@@ -26,6 +27,7 @@ ENDING = ".toml"
 GRID_KEYS: dict[str, type] = {
     "title": str,
     "recipe": str,
+    "images": str,
     "evaluations": list,
     "labelled_images": int,
     "probe_images": int,
@@ -86,7 +88,12 @@ def read_grid(name: str) -> Grid:
     _check_labels(made, name)
     trends = tuple(_trend(each, rows, name) for each in values.get("trend", []))
     return Grid(
-        values.get("title", file.stem), made, own=True, trends=trends, **_counts(values, name)
+        values.get("title", file.stem),
+        made,
+        own=True,
+        images=_images(values.get("images", ""), name),
+        trends=trends,
+        **_counts(values, name),
     )
 
 
@@ -221,6 +228,15 @@ def _counts(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         if values.get(key, limit) < limit:
             raise InputError(f"{where}: {key} = {values[key]} must be at least {limit}.")
     return {key: values[key] for key in lowest if key in values}
+
+
+def _images(name: str, where: str) -> str:
+    if name and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name):
+        raise InputError(
+            f"{where}: images = {name!r} is part of the names of folders: use lower-case letters,"
+            " digits, '.' and '-'."
+        )
+    return name
 
 
 def _trend(values: Any, rows: Mapping[str, Any], where: str) -> Trend:

@@ -20,9 +20,8 @@ from hardmix.errors import InputError
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.methods import METHOD_FACTS
 from hardmix.settings.saved import MUST_MATCH, own_facts, settings
-from hardmix.sweep.grid_rows import Row
+from hardmix.sweep.grid_rows import Row, ScaleName, comparable, config_at, describe_scale
 from hardmix.sweep.grids import grid_named
-from hardmix.sweep.scales import ScaleName, comparable, config_at, describe_scale
 
 MOST_SEEDS = 1000
 """Largest number of runs of a row."""
@@ -219,11 +218,18 @@ def describe(options: SweepOptions) -> tuple[bool, str, list[str]]:
     return *comparable(options.scale), changes
 
 
+def name_of(config: PretrainConfig, options: SweepOptions) -> str:
+    """Return the name of a sweep's run; it begins with what the images are called."""
+    images = "cifar100" if options.scale == "cifar100" else ""
+    return run_name(config, grid_named(options.grid).images or images)
+
+
 @cache
-def run_name(config: PretrainConfig) -> str:
+def run_name(config: PretrainConfig, images: str = "") -> str:
     """Return a readable name with a hash of every setting that is not the default.
 
     The same settings give the same name in every grid, and in later versions with more settings.
+    The first word is that of the images, or else the recipe.
     """
     usual, train, mix = _usual_settings(), config.train, config.mix
     chosen = {
@@ -234,7 +240,7 @@ def run_name(config: PretrainConfig) -> str:
         and (config.uses(name) or not name.startswith("mix."))
     }
     text = json.dumps(chosen | _own_settings(config), sort_keys=True)
-    words = [config.recipe, config.method]
+    words = [images or config.recipe, config.method]
     if config.mixes:
         words.append(f"{mix.num_hardest}-{mix.num_pairs}-{mix.num_with_query}")
         words += [mix.strategy] if mix.strategy != "mochi" else []
@@ -270,7 +276,7 @@ def same_run(rows: Sequence[Row], options: SweepOptions) -> list[str]:
     """Return sentences about rows that are equal at this scale."""
     by_name: dict[str, list[str]] = {}
     for row in rows:
-        name = run_name(config_of(row, options, options.first_seed))
+        name = name_of(config_of(row, options, options.first_seed), options)
         by_name.setdefault(name, []).append(row.label)
     return [
         f"{' and '.join(labels)} have the same settings at this scale and share a run."
@@ -285,7 +291,7 @@ def _chains(rows: Sequence[Row], options: SweepOptions, seed: int) -> list[list[
 
     def add(row: Row, evaluations: tuple[str, ...]) -> str:
         config = config_of(row, options, seed)
-        name = run_name(config)
+        name = name_of(config, options)
         start = add(row.start, ()) if row.start is not None else None
         known = jobs.get(name, Job(name, config, (), start if start != name else None))
         every = tuple(dict.fromkeys((*known.evaluations, *evaluations)))

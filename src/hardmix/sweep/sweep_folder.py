@@ -1,23 +1,56 @@
-"""A sweep's folder: what is written before the first run, and the SLURM script."""
+"""A sweep's folder: what is written before the first run, the states of its runs, their records.
 
+RECORDS/NAME.json has a finished run's config, seed and measures, and what they depend on, so that
+all tables can be made again. It contains no paths and can be committed; the run's folder may then
+be deleted.
+"""
+
+import dataclasses
 import json
 import os
 import shlex
+import statistics
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import torch
+
+import hardmix
 from hardmix.errors import InputError
-from hardmix.runtime.atomic_files import write_atomically
+from hardmix.report.overview import duration
+from hardmix.runs.folder import Run, versions
+from hardmix.runs.reading import RunRecord, number, read_metrics, read_settings
+from hardmix.runtime.console import say, table
+from hardmix.runtime.files import read_json, write_atomically
 from hardmix.runtime.own_code import allowed_code
-from hardmix.settings.saved import read_json, to_json
+from hardmix.settings.config import PretrainConfig
+from hardmix.settings.recipes import RECIPES
+from hardmix.settings.saved import to_json
+from hardmix.sweep.grid_rows import IMAGES, IMAGES_PER_SECOND, Row
 from hardmix.sweep.grids import grid_named
-from hardmix.sweep.planning import Plan, SweepOptions, selected_rows
+from hardmix.sweep.measures import MEASURES
+from hardmix.sweep.planning import (
+    Job,
+    Plan,
+    SweepOptions,
+    config_of,
+    describe,
+    name_of,
+    same_run,
+    selected_rows,
+    share_of,
+)
 
-FORMAT = "hardmix-sweep-1"
+SWEEP_FORMAT, RECORD_FORMAT = "hardmix-sweep-1", "hardmix-record-1"
 
 
 def check_roots(options: SweepOptions) -> None:
-    """Raise InputError if data is not given or missing, rather than after hours."""
+    """Raise InputError if a folder of data is not named or missing, rather than after hours."""
     wanted: dict[str, tuple[Any, str]] = {}
     needed = {name for row in selected_rows(options) for name in row.evaluations}
     needed -= set() if options.scale == "paper" else {"voc"}  # its detectors need large images
@@ -52,19 +85,19 @@ def check_roots(options: SweepOptions) -> None:
 
 
 def check_folder(options: SweepOptions) -> None:
-    """Raise InputError for the folder of a sweep of another scale or length."""
+    """Raise InputError if the folder contains a sweep of another scale or length."""
     file = options.out / "sweep.json"
     if options.out.exists() and not options.out.is_dir():
         raise InputError(f"--out {options.out} is a file: choose a folder.")
     if not file.exists():
         return
     try:
-        found = read_json(file)
+        saved = read_json(file)
     except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read: {error}; choose another --out.") from error
     for name, value in _identity(options).items():
-        if not isinstance(found, dict) or found.get(name) != value:
-            other = found.get(name) if isinstance(found, dict) else found
+        other = saved.get(name) if isinstance(saved, dict) else saved
+        if other != value:
             raise InputError(
                 f"--out {options.out} contains a sweep with {name} {other}, but this one has"
                 f" {value}: choose another folder."
@@ -151,11 +184,227 @@ def sweep_command(options: SweepOptions, *, anywhere: bool = True) -> list[str]:
 def _identity(options: SweepOptions) -> dict[str, Any]:
     if options.is_own:  # such runs are named by all of their settings
         images = grid_named(options.grid).labelled_images
-        return {"format": FORMAT, "scale": "own", "labelled_images": images}
+        return {"format": SWEEP_FORMAT, "scale": "own", "labelled_images": images}
     return {
-        "format": FORMAT,
+        "format": SWEEP_FORMAT,
         "scale": options.scale,
         "epochs": options.epochs,
         "num_images": options.num_images,
         "temperature": options.temperature,
     }
+
+
+# -- states of runs, and the estimated time that is left
+
+State = Literal["finished", "recorded", "begun", "new"]
+"""States of a run; a recorded one was finished elsewhere, and its record is complete."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Images per second by method, and the source of these numbers."""
+
+    by_method: dict[str, float]
+    otherwise: float
+    source: str
+
+    def of(self, config: PretrainConfig) -> float:
+        """Return the speed of the same method if measured, otherwise the usual one."""
+        return self.by_method.get(config.method, self.otherwise)
+
+
+def state_of(run: Run) -> State:
+    """Return a run's state; it is finished once its encoder is written."""
+    if run.encoder_file.exists():
+        return "finished"
+    return "begun" if run.exists else "new"
+
+
+def measure_speed(plan: Plan) -> Speed:
+    """Return the speed of the runs in a sweep's folder, or a guess from the recipe's cost."""
+    medians: dict[str, list[float]] = {}
+    for file in sorted(plan.options.out.glob("runs/*/config.json")):
+        run = Run(file.parent)
+        lines = read_metrics(run, run.path.name, [])
+        rates = [rate for line in lines if (rate := number(line.get("images_per_second")))]
+        method = read_settings(run).get("method")  # problems are reported when its turn comes
+        if rates and isinstance(method, str):
+            medians.setdefault(method, []).append(statistics.median(rates))
+    if not medians:
+        recipe = config_of(plan.rows[0], plan.options, 0).recipe
+        cost = RECIPES[recipe].cost
+        guess = IMAGES_PER_SECOND[recipe]
+        return Speed({}, guess, f"guessed {guess:.0f} images/s from the recipe's cost: {cost}")
+    means = {method: statistics.fmean(rates) for method, rates in medians.items()}
+    count = sum(map(len, medians.values()))
+    usual = statistics.fmean(means.values())
+    source = f"measured in {count} run{'s' * (count != 1)}, {usual:.0f} images/s"
+    return Speed(means, usual, source)
+
+
+def state_in(plan: Plan, job: Job) -> State:
+    """Return a run's state in a sweep, taking records into account."""
+    state = state_of(Run(plan.folder(job.name)))
+    return "recorded" if state != "finished" and is_recorded(plan.options, job) else state
+
+
+def images_left(job: Job, plan: Plan) -> int:
+    """Return the number of images that a run has yet to be trained on."""
+    run, config = Run(plan.folder(job.name)), job.config
+    state = state_in(plan, job)
+    if state in ("finished", "recorded"):
+        return 0
+    done = 0
+    if state == "begun":
+        trained = [line for line in read_metrics(run, run.path.name, []) if "loss" in line]
+        done = max((int(number(line.get("epoch")) or 0) + 1 for line in trained), default=0)
+    elif job.continues is not None:
+        jobs = {each.name: each.config for chain in plan.chains for each in chain}
+        done = jobs[job.continues].train.last_epoch
+    per_epoch = config.data.num_images or IMAGES[config.recipe]
+    return max(0, config.train.last_epoch - done) * per_epoch
+
+
+def seconds_of(jobs: Sequence[Job], plan: Plan, speed: Speed) -> float:
+    """Return the estimated seconds of training, without evaluations."""
+    return sum(images_left(job, plan) / speed.of(job.config) for job in jobs)
+
+
+def show_plan(plan: Plan) -> None:
+    """Print the table of rows with their remaining runs, and the estimated time."""
+    options = plan.options
+    _, statement, changes = describe(options)
+    for sentence in [statement, *changes, *same_run(plan.rows, options)]:
+        say(sentence)
+    speed = measure_speed(plan)
+    jobs = {job.name: job for chain in plan.chains for job in chain}
+    rows = [_describe(row, plan, jobs, speed) for row in plan.rows]
+    scale = "" if options.is_own else f" at the scale {options.scale}"
+    title = f"{options.grid_name}{scale}, {len(jobs)} runs"
+    table(title, ["row", "(N, s, s')", "K", "epochs", "runs", "training"], rows)
+    part, parts = share_of(options.index)
+    if parts > 1:
+        say(f"This process runs part {part} of {parts}: {len(plan.own)} of {len(jobs)} runs.")
+    total = duration(seconds_of(plan.own, plan, speed))
+    say(f"Estimated time: {total} of training ({speed.source}), plus evaluations.")
+
+
+def shown_mix(config: PretrainConfig) -> tuple[str, str]:
+    """Return (N, s, s') and K as trained; a dash if the method has none."""
+    mix = config.mix
+    counts = f"({mix.num_hardest}, {mix.num_pairs}, {mix.num_with_query})"
+    queue = str(config.train.queue_size) if config.uses("train.queue_size") else "-"
+    return counts if config.mixes else "-", queue
+
+
+def _describe(row: Row, plan: Plan, jobs: dict[str, Job], speed: Speed) -> list[str]:
+    options = plan.options
+    configs = [config_of(row, options, seed) for seed in options.every_seed]
+    own = [jobs[name_of(config, options)] for config in configs]
+    states = Counter(state_in(plan, job) for job in own)
+    epochs = str(configs[0].train.last_epoch)
+    if configs[0].train.stop_epoch is not None:
+        epochs += f" of {configs[0].train.epochs}"
+    runs = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    return [
+        row.label,
+        *shown_mix(configs[0]),
+        epochs,
+        runs,
+        duration(seconds_of(own, plan, speed)),
+    ]
+
+
+# -- records
+
+
+def record_file(options: SweepOptions, name: str) -> Path:
+    """Return the path of a run's record."""
+    return options.records_folder / f"{name}.json"
+
+
+def read_record(options: SweepOptions, name: str) -> dict[str, Any] | None:
+    """Read a run's record; None if it has none."""
+    file = record_file(options, name)
+    try:
+        record = read_json(file)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {error}; fix or delete it.") from error
+    facts = record if isinstance(record, dict) else {}
+    if (facts.get("format"), facts.get("name")) != (RECORD_FORMAT, name):
+        raise InputError(f"{file} is not the record of {name} ({RECORD_FORMAT}): fix or delete it.")
+    return facts
+
+
+def is_recorded(options: SweepOptions, job: Job) -> bool:
+    """Return whether a run's record is complete, so that it need not be trained here."""
+    record = read_record(options, job.name)
+    return record is not None and set(job.evaluations) <= set(record["evaluations"])
+
+
+def write_record(options: SweepOptions, job: Job, record: RunRecord) -> Path:
+    """Write the record of a finished and evaluated run.
+
+    If there is one already and only evaluations are added, it keeps the commit of the training and
+    the evaluations that another grid asked for.
+    """
+    earlier = read_record(options, job.name) or {}
+    kept = (name for name in earlier.get("evaluations", ()) if name in record.results)
+    config, trained = dataclasses.asdict(job.config), record.results.get("pretrain", {})
+    config["data"]["root"] = None
+    facts = {
+        "format": RECORD_FORMAT,
+        "name": job.name,
+        "grid": options.grid_name,
+        "seed": job.config.train.seed,
+        "measures": {
+            measure.id: round(value, 6)
+            for measure in MEASURES
+            if (value := measure.value(record)) is not None
+        },
+        "evaluations": list(dict.fromkeys((*kept, *job.evaluations))),
+        "training_seconds": number(trained.get("seconds")),
+        "images_per_second": _median_speed(record),
+        "cpu": trained.get("cpu"),
+        "threads": trained.get("threads", torch.get_num_threads()),
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": earlier.get("commit") or commit(),
+        "versions": versions(),
+        "command": _command(options, job),
+        "config": config,
+    }
+    file = record_file(options, job.name)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, (json.dumps(facts, indent=1) + "\n").encode())
+    except OSError as error:
+        raise InputError(f"{file} cannot be written: {error.strerror}.") from error
+    return file
+
+
+def commit() -> str | None:
+    """Return the commit of the checkout, "-dirty" if changed; None if it is not a checkout."""
+    package = Path(hardmix.__file__).parent
+    if not (package.parents[1] / ".git").exists():
+        return None
+    git = ["git", "-C", str(package), "describe", "--match=", "--always", "--abbrev=40", "--dirty"]
+    try:
+        done = subprocess.run(git, capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _median_speed(record: RunRecord) -> float | None:
+    rates = [rate for line in record.metrics if (rate := number(line.get("images_per_second")))]
+    return round(statistics.median(rates), 1) if rates else None
+
+
+def _command(options: SweepOptions, job: Job) -> str:
+    """Return the command that reproduces this run, with DIR and DATA as placeholders."""
+    grid = Path(options.grid).name if options.grid_name != options.grid else options.grid
+    words = ["hardmix", "sweep", grid, "--out", "DIR", "--data.root", "DATA"]
+    words += [] if options.scale == "paper" else ["--scale", options.scale]
+    return shlex.join([*words, "--first-seed", str(job.config.train.seed), "--seeds", "1"])

@@ -13,40 +13,51 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hardmix.analysis.analyze import compare
-from hardmix.analysis.figures.picture import save
+from hardmix.analysis.picture import save
 from hardmix.errors import InputError, LockedError, OutputError, UnfinishedError
+from hardmix.report.overview import duration
 from hardmix.report.page import write_page
 from hardmix.runs.folder import Run
 from hardmix.runs.reading import read_run, read_runs
-from hardmix.runtime.atomic_files import locked_folder, write_atomically
 from hardmix.runtime.console import say, warn
+from hardmix.runtime.files import locked_folder, write_atomically
 from hardmix.runtime.signals import StopRequest, listening
 from hardmix.sweep.claims import JUDGED, judge, write_claims
-from hardmix.sweep.estimates import (
-    in_words,
+from hardmix.sweep.gpus import check_gpus, taken_gpus, train_by_torchrun
+from hardmix.sweep.measures import evaluate, is_present
+from hardmix.sweep.pairs import (
+    MeasuredTrend,
+    Pairs,
+    check_scipy,
+    forests,
+    gains_over,
+    paired,
+    refused_pairs,
+    show_pairs,
+    trends,
+    without_trend,
+    write_pairs,
+)
+from hardmix.sweep.planning import Job, Plan, SweepOptions, make_plan, name_of
+from hardmix.sweep.results import SweepResult, collect, show_tables, write_tables
+from hardmix.sweep.sweep_folder import (
+    check_folder,
+    check_roots,
     measure_speed,
+    prepare_folder,
     seconds_of,
     show_plan,
     state_in,
     state_of,
+    write_record,
 )
-from hardmix.sweep.evaluating import evaluate, is_present
-from hardmix.sweep.gpus import check_gpus, taken_gpus, train_by_torchrun
-from hardmix.sweep.pair_figures import forests, gains_over
-from hardmix.sweep.pair_tables import show_pairs, write_pairs
-from hardmix.sweep.pairs import FoundTrend, Pairs, paired, refused_pairs, trends, without_trend
-from hardmix.sweep.planning import Job, Plan, SweepOptions, make_plan, run_name
-from hardmix.sweep.records import write_record
-from hardmix.sweep.result_tables import show_tables, write_tables
-from hardmix.sweep.results import SweepResult, collect
-from hardmix.sweep.sweep_folder import check_folder, check_roots, prepare_folder
 from hardmix.training.pretrain import pretrain
 
 NOT_COPIED = ("results", "figures", "detection", "encoder.safetensors", "status.json", ".lock")
-"""What a longer run does not copy from the run that it continues."""
+"""Files that a longer run does not copy from the run that it continues."""
 
-SAID = 3
-"""Most sentences printed on what figures lack; a large grid has dozens."""
+MOST_SENTENCES = 3
+"""Sentences printed on missing figures; a large grid has dozens."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +98,8 @@ def sweep(
     `collect_only` trains nothing and makes tables of the finished or recorded runs; `pairs` also
     shows and draws differences by seed.
     """
+    if not (dry_run or job_only):
+        check_scipy()
     if collect_only and not dry_run:
         tell(make_plan(options), Outcome(), pairs=pairs)
         return Outcome()
@@ -116,7 +129,7 @@ def run_jobs(plan: Plan) -> Outcome:
         while todo:
             later = []
             for number, job in enumerate(todo, start=1):
-                left = in_words(seconds_of(todo[number - 1 :], plan, measure_speed(plan)))
+                left = duration(seconds_of(todo[number - 1 :], plan, measure_speed(plan)))
                 say(f"Run {number} of {len(todo)}, {job.name}; about {left} of training left")
                 failures = run_job(job, plan, stop, gpus)
                 if failures is None:
@@ -136,7 +149,7 @@ def run_job(
 ) -> list[Failure] | None:
     """Train and evaluate one run; None if it must wait for another process or run.
 
-    `gpus`: those of this process; with several, torchrun trains the run on them.
+    `gpus` are those of this process; with several, torchrun trains the run on them.
     """
     failed: dict[str, Exception] = {}
     try:
@@ -160,7 +173,7 @@ def run_job(
         raise
     except Exception as error:  # one run must not stop the others
         failed["training"] = error
-    return [write_failure(job, plan, what, error) for what, error in failed.items()]
+    return [write_failure(job, plan, stage, error) for stage, error in failed.items()]
 
 
 def evaluate_run(run: Run, job: Job, plan: Plan, stop: StopRequest) -> dict[str, Exception]:
@@ -183,10 +196,10 @@ def evaluate_run(run: Run, job: Job, plan: Plan, stop: StopRequest) -> dict[str,
 def train(job: Job, plan: Plan, stop: StopRequest, gpus: Sequence[str] = ()) -> Run:
     """Train the run, resume it, or find it finished."""
     run = Run(plan.folder(job.name))
-    if run.exists and run_name(run.config()) != job.name:
+    if run.exists and (name := name_of(run.config(), plan.options)) != job.name:
         raise InputError(
-            f"{run.path} contains another run ({run_name(run.config())}): its config.json was"
-            " changed; move the folder away to train the run again."
+            f"{run.path} contains another run ({name}): its config.json was changed; move the"
+            " folder away to train the run again."
         )
     if state_of(run) == "finished":
         say(f"{job.name} is finished: using its encoder.")
@@ -219,15 +232,15 @@ def pause(stop: StopRequest) -> None:
         raise UnfinishedError(f"stopped by {stop.name}: the same sweep command resumes.")
 
 
-def write_failure(job: Job, plan: Plan, what: str, error: Exception) -> Failure:
+def write_failure(job: Job, plan: Plan, stage: str, error: Exception) -> Failure:
     """Write the full error to a file, and print one line of it."""
     folder = plan.options.out / "failures"
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{job.name}.{what}.txt"
+    file = folder / f"{job.name}.{stage}.txt"
     ours = not isinstance(error, InputError)
     lines = traceback.format_exception(error) if ours else [f"{error}\n"]
     write_atomically(file, "".join(lines).encode())
-    sentence = f"{job.name}, {what}: {type(error).__name__ + ': ' if ours else ''}{error}"
+    sentence = f"{job.name}, {stage}: {type(error).__name__ + ': ' if ours else ''}{error}"
     warn(f"failed: {sentence}")
     return Failure(job, file, sentence, ours)
 
@@ -246,14 +259,14 @@ def tell(plan: Plan, outcome: Outcome, *, pairs: bool = False) -> None:
     by_seed = paired(result)
     for sentence in refused_pairs(result):
         warn(sentence)
-    found = trends(result, by_seed)
+    measured = trends(result, by_seed)
     files = write_tables(result, plan.options.out)
-    files += write_pairs(result, by_seed, found, plan.options.out)
+    files += write_pairs(result, by_seed, measured, plan.options.out)
     if pairs:
-        show_pairs(by_seed, found)
-        for sentence in without_trend(result, found):
+        show_pairs(by_seed, measured)
+        for sentence in without_trend(result, measured):
             say(sentence)
-        files += draw_pairs(result, by_seed, found)
+        files += draw_pairs(result, by_seed, measured)
     if plan.options.grid in JUDGED:
         files += write_claims(plan.options, judge(plan.options))
     for file in files:
@@ -261,7 +274,7 @@ def tell(plan: Plan, outcome: Outcome, *, pairs: bool = False) -> None:
     runs = [path for path in result.runs if state_of(Run(path)) == "finished"]
     if runs:
         draw(plan, runs)
-    say(f"Tables, figures and report took {in_words(time.monotonic() - started)}.")
+    say(f"Tables, figures and report took {duration(time.monotonic() - started)}.")
     for job in outcome.elsewhere:
         say(f"{job.name} is being run by another process: repeat the command later for its result.")
     for failure in outcome.failures:
@@ -269,11 +282,11 @@ def tell(plan: Plan, outcome: Outcome, *, pairs: bool = False) -> None:
 
 
 def draw_pairs(
-    result: SweepResult, pairs: Sequence[Pairs], found: Sequence[FoundTrend]
+    result: SweepResult, pairs: Sequence[Pairs], measured: Sequence[MeasuredTrend]
 ) -> list[Path]:
     """Draw DIR/figures/GRID-*: forest plots, and the gains of the grid's trends."""
     out, name = result.options.out / "figures", result.options.grid_name
-    pictures = [*forests(pairs), *gains_over(result, pairs, found)]
+    pictures = [*forests(pairs), *gains_over(result, pairs, measured)]
     return [
         file
         for picture in pictures
@@ -282,16 +295,17 @@ def draw_pairs(
 
 
 def draw(plan: Plan, runs: list[Path]) -> None:
-    """Write DIR/figures and DIR/report.html; warns about what cannot be drawn."""
+    """Write DIR/figures and DIR/report.html; warn about figures that cannot be drawn."""
     out = plan.options.out
     records = read_runs(runs)
     pictures, missing = compare(records)
     for picture in pictures:
         save(picture, out / "figures")
-    for sentence in missing[:SAID]:
+    for sentence in missing[:MOST_SENTENCES]:
         warn(sentence)
-    if len(missing) > SAID:
-        warn(f"{len(missing) - SAID} more items are missing: see the report's last section")
+    if len(missing) > MOST_SENTENCES:
+        more = len(missing) - MOST_SENTENCES
+        warn(f"{more} more items are missing: see the report's last section")
     try:
         write_page(records, out / "report.html")
     except InputError as error:
@@ -301,11 +315,11 @@ def draw(plan: Plan, runs: list[Path]) -> None:
 def _orphans(plan: Plan, outcome: Outcome) -> list[Failure]:
     """Return failures of runs that wait for one that failed here."""
     failed = {failure.job.name for failure in outcome.failures}
-    found = []
+    orphans = []
     for job in list(outcome.elsewhere):
         if job.continues in failed:
             outcome.elsewhere.remove(job)
             failed.add(job.name)
             error = InputError(f"it continues {job.continues}, which failed.")
-            found.append(write_failure(job, plan, "training", error))
-    return found
+            orphans.append(write_failure(job, plan, "training", error))
+    return orphans

@@ -1,7 +1,7 @@
 """The recipe `photos` before its first step: look at the images, measure a few steps, choose.
 
-Rank 0 looks and decides; all ranks take the measured steps, in the number of processes of the run.
-What was chosen is saved in config.json, and why in fitting.json: a resumed run chooses nothing.
+Rank 0 looks and decides; all ranks take the measured steps, as they will in the run. The chosen
+settings are saved in config.json, and the reasons in fitting.json: a resumed run chooses nothing.
 """
 
 import json
@@ -18,17 +18,16 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torchvision.transforms.v2.functional import resize
 
-from hardmix.data.augment import channel_statistics
-from hardmix.data.datasets import data_name, has_test, open_images
+from hardmix.data.colours import channel_statistics, normalise
 from hardmix.data.image_files import UnreadableImage, read_image
-from hardmix.data.image_ops import normalise
 from hardmix.data.image_set import ImageSet
+from hardmix.data.sources import data_name, has_test, open_images
 from hardmix.errors import InputError
 from hardmix.evaluation.baselines import ColourHistogram
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import say, silent, table
 from hardmix.runtime.device import choose_compute
-from hardmix.runtime.distributed import agree_on_max, broadcast_text, is_main, world_size
+from hardmix.runtime.distributed import agree_on_max, broadcast_object, is_main, world_size
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.fitting_rules import SHOWN, Choice, FolderFacts, Machine, Pace, fit
@@ -36,16 +35,17 @@ from hardmix.settings.saved import build_config, settings, to_json, with_setting
 from hardmix.training.setup import Own, prepare
 from hardmix.training.state import Training, settle
 from hardmix.training.step import take_step
-from hardmix.weights.initial import FETCHED, recognised_backbone
+from hardmix.weights.foreign import FETCHED, recognised_backbone
 
 LOOKED_AT = 200
-"""Images that are looked at."""
+"""Number of images that are looked at."""
 LOOK_SECONDS = 10.0
-"""Time after which a look is long enough."""
+"""Seconds after which the look at the images ends."""
 SIDE = 32
-"""Pixels of the halves of an image whose colours are compared."""
+"""Side in pixels of the halves of an image whose colours are compared."""
 WARM_UP, FEWEST_STEPS, MOST_STEPS, STEP_SECONDS = 2, 5, 20, 5.0
-"""Steps that are not measured, and how many are, in how much time."""
+"""Steps that are not measured; fewest and most that are; seconds in which more than the fewest are
+taken."""
 FETCHED_BACKBONES = {"timm": "timm:tf_efficientnet_lite0", "torchvision": "resnet18"}
 """Small networks with pre-trained weights, for model.init=timm and torchvision."""
 
@@ -53,15 +53,15 @@ FETCHED_BACKBONES = {"timm": "timm:tf_efficientnet_lite0", "torchvision": "resne
 def fit_run(
     config: PretrainConfig, run: Run, own: Own, stop: StopRequest
 ) -> tuple[PretrainConfig, dict[str, Any]]:
-    """Return the config with every setting chosen, and what was seen, measured and chosen."""
+    """Return the config with every setting chosen, and a record of how they were chosen."""
     started = time.monotonic()
     config = _with_backbone(config)
     say("Looking at the images, and measuring a few steps.")
-    facts = FolderFacts(*_of_rank_0(look(config, own) if is_main() else ()))
+    facts = FolderFacts(*broadcast_object(look(config, own) if is_main() else ()))
     gpu = choose_compute(config.train.device, config.train.precision).device.type != "cpu"
     machine = Machine(gpu, world_size())
     pace = measure_pace(fit(config, facts, machine).config, facts, run, own, stop)
-    pace = Pace(*_of_rank_0(pace._replace(spent=time.monotonic() - started)))
+    pace = Pace(*broadcast_object(pace._replace(spent=time.monotonic() - started)))
     fitted = fit(config, facts, machine, pace)
     tell(fitted.choices, facts, config.minutes)
     record = {
@@ -75,15 +75,10 @@ def fit_run(
 
 
 def as_saved(config: PretrainConfig, run: Run) -> PretrainConfig:
-    """Return what the run chose when it started, for a program that resumes it by its recipe."""
+    """Return the config that the run chose when it started, for a program that resumes it."""
     text = to_json(run.config()).decode() if is_main() else ""
-    saved = settings(build_config(json.loads(broadcast_text(text)), str(run.config_file)))
+    saved = settings(build_config(json.loads(broadcast_object(text)), str(run.config_file)))
     return replace(with_settings(config, {n: saved[n] for n in config.choose}), choose=())
-
-
-def _of_rank_0(numbers: tuple[Any, ...]) -> list[Any]:
-    found: list[Any] = json.loads(broadcast_text(json.dumps(numbers)))
-    return found
 
 
 def _with_backbone(config: PretrainConfig) -> PretrainConfig:
@@ -96,7 +91,7 @@ def _with_backbone(config: PretrainConfig) -> PretrainConfig:
 
 
 def look(config: PretrainConfig, own: Own) -> FolderFacts:
-    """Return the number of images, their sizes, and how much colour tells them apart."""
+    """Return the number of images, their size, and how well their colours identify them."""
     if own.images is None and data_name(config.data) == "shards":
         raise InputError(
             f"data.root={config.data.root}: the recipe photos looks at the images first, but shards"
@@ -116,7 +111,7 @@ def look(config: PretrainConfig, own: Own) -> FolderFacts:
 
 
 def look_at(images: ImageSet) -> tuple[list[int], list[Tensor]]:
-    """Return the shorter side, and small pixels, of up to 200 images from all over the set."""
+    """Return the shorter sides and small copies of up to 200 images from all over the set."""
     started = time.monotonic()
     sides: list[int] = []
     pictures: list[Tensor] = []
@@ -131,7 +126,7 @@ def look_at(images: ImageSet) -> tuple[list[int], list[Tensor]]:
 
 
 def _small_image(images: ImageSet, index: int) -> Tensor:
-    """Decode an image, large photographs at a reduced size, which is much faster."""
+    """Decode an image; large photographs are decoded at a reduced size, which is much faster."""
     if images.files is None or images.read is not read_image:
         return images.image(index)
     return read_image(images.files[index], images.channels, images.max_pixels, reduce=2 * SIDE)
@@ -147,17 +142,17 @@ def _short_side(images: ImageSet, index: int, picture: Tensor) -> int:
 def told_by_colour(pictures: list[Tensor]) -> float:
     """Return how often the colours of an image's left half find its right half among all.
 
-    Of 200 images, chance is 0.005. Where it is near 1, every image has colours of its own, and
-    colour changes take away what tells them apart.
+    By chance it is 0.005 for 200 images. If it is near 1, every image has colours of its own, and
+    colour changes remove what distinguishes the images.
     """
     if len(pictures) < 2:
         return 0.0
-    width = [each.shape[2] // 2 for each in pictures]
-    left = [each[:, :, :half] for each, half in zip(pictures, width, strict=True)]
-    right = [each[:, :, -half:] for each, half in zip(pictures, width, strict=True)]
+    widths = [picture.shape[2] // 2 for picture in pictures]
+    left = [picture[:, :, :half] for picture, half in zip(pictures, widths, strict=True)]
+    right = [picture[:, :, -half:] for picture, half in zip(pictures, widths, strict=True)]
     first, second = (normalize(_colours(halves), dim=1) for halves in (left, right))
-    found = (first @ second.T).argmax(dim=1)
-    return float((found == torch.arange(len(found))).float().mean())
+    nearest = (first @ second.T).argmax(dim=1)
+    return float((nearest == torch.arange(len(nearest))).float().mean())
 
 
 def _colours(pictures: list[Tensor]) -> Tensor:
@@ -169,7 +164,7 @@ def _colours(pictures: list[Tensor]) -> Tensor:
 def measure_pace(
     config: PretrainConfig, facts: FolderFacts, run: Run, own: Own, stop: StopRequest
 ) -> Pace:
-    """Take a few steps as the run will take them, and forget them."""
+    """Return the time of a few steps, which are taken as in the run and then forgotten."""
     number = min(facts.images, max(256, 4 * config.train.batch_size))
     changes: dict[str, Any] = {"data.num_images": number, "mix.warm_up_epochs": 0}
     few = with_settings(config, changes | {"train.tensorboard": False, "train.wandb": False})
@@ -185,9 +180,9 @@ def measure_pace(
 
 
 def _step_seconds(training: Training, most: float) -> float:
-    """Return the median time of some steps, the first ones left out; on all ranks.
+    """Return the median time of a few steps after the first ones, on all ranks.
 
-    The median, because one step that waited for another program would decide alone.
+    A mean would depend on a single step that waited for another program.
     """
     started = time.perf_counter()
     times: list[float] = []
@@ -204,7 +199,7 @@ def _step_seconds(training: Training, most: float) -> float:
 
 
 def tell(choices: list[Choice], facts: FolderFacts, minutes: float) -> None:
-    """Print what was chosen, and why; and if the time is too short for it."""
+    """Print a table of the chosen settings, each with its reason."""
     rows = [[each.name, _shown(each.value), each.why] for each in choices if each.name in SHOWN]
     table(
         f"Chosen for {facts.images:,} images and {minutes:g} minutes",

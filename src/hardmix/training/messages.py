@@ -1,35 +1,160 @@
-"""Messages of a training run: before, during and after."""
+"""What a training run says: the templates of its sentences, its start, its end and its profile."""
 
 import json
 import math
 import shlex
-import statistics
 from typing import Any
 
-import torch
-
-from hardmix.data.datasets import data_name
 from hardmix.data.image_set import ImageSet
+from hardmix.data.sources import data_name
 from hardmix.runs.folder import Run
-from hardmix.runs.reading import number
-from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say, table, warn
-from hardmix.runtime.cores import cpu_name
 from hardmix.runtime.device import Compute, describe_device
 from hardmix.runtime.distributed import is_main, world_size
+from hardmix.runtime.files import write_atomically
 from hardmix.runtime.profile import SKIPPED, Stopwatch
-from hardmix.settings.config import PretrainConfig
-from hardmix.settings.optimizer_options import OptimizerConfig
+from hardmix.settings.config import OptimizerConfig, PretrainConfig
+from hardmix.settings.methods import method_title
 from hardmix.settings.saved import settings
-from hardmix.settings.titles import method_title
-from hardmix.training.state import Training
 
 SKIPPED_SHOWN = 20
-"""Unreadable images that have a line each."""
+"""Most unreadable images that are named, one on each line."""
+
+# The verdict.
+
+BASELINES = {
+    "start": "the weights it started from",
+    "untrained": "the untrained network",
+    "pixels": "raw pixels",
+    "colours": "a colour histogram",
+}
+"""Names of the encoders that the trained one is compared with."""
+
+BETTER = "The encoder is better than everything it was compared with"
+WORSE = "The encoder is worse than {worse}"
+EVEN = "The encoder is not clearly better than {even}"
+WORSE_AND_EVEN = "The encoder is worse than {worse} and not clearly better than {even}"
+
+BY_LABELS = (
+    "{judgement}: the {k} nearest neighbours give the right class for {score} ± {error} of"
+    " {images:,} images; {others}."
+)
+BY_VIEWS = (
+    "{judgement}: two views of an image agree on {score} ± {error} of its {k} nearest neighbours"
+    " ({images:,} images); {others}."
+)
+START_KEPT = (
+    " Training made the weights it started from worse, so these are kept: encoder.safetensors"
+    " holds them, encoder-trained.safetensors the trained ones."
+)
+NO_VERDICT = "No verdict: shards are read as a stream; evaluate the encoder on a folder."
+EVALUATE_A_FOLDER = "hardmix knn RUN --data.root FOLDER --baseline pixels untrained colours"
+
+# What to try next.
+
+SMALLER_QUEUE = (
+    "a smaller queue: it holds {keys} keys for {images} images; --train.queue-size {fewer}"
+)
+WEAKER_COLOURS = (
+    "weaker colour changes, because colour tells these images apart:"
+    " --data.colour-strength {weaker}"
+)
+FROM_WEIGHTS = (
+    "start from pre-trained weights: --model.init timm with --model.backbone timm:NAME, or"
+    " --model.init FILE"
+)
+LOWER_TRUNK_LR = "a lower learning rate of the trunk: --optimizer.trunk-lr {lower:g}"
+LONGER = "train longer: {command} --train.epochs {epochs}"
+
+# What to expect of mixing.
+
+MIXING_HELPS = "mixing is expected to help a little"
+MIXING_UNCLEAR = "mixing is not expected to make a clear difference"
+MIXING_UNCLEAR_BUT_KNN = "mixing is not expected to make a clear difference, except by k-NN"
+MIXING_TOO_EARLY = (
+    "the task is still too hard for this encoder, so mixing is not expected to help yet"
+)
+MIXING_TOO_EARLY_BUT_KNN = (
+    "the task is still too hard for this encoder, so mixing is not expected to help yet, except by"
+    " k-NN"
+)
+MIXING = (
+    "Proxy accuracy {percent:.0f} %: {expectation} (in {pairs} pairs of runs on CIFAR-100 at"
+    " {near:.0f} %, linear probe {probe} points, k-NN {knn})."
+)
+EFFECT = "{mean:+.2f} ({low:+.2f} to {high:+.2f})"
+
+# A run that goes wrong.
+
+COLLAPSED = (
+    "step {step}: the keys have collapsed (spread {spread:.3f}; 1 is uniform): lower optimizer.lr,"
+    " or raise model.key_momentum."
+)
+TOO_MUCH_MASS = (
+    "step {step}: synthetic points hold {synthetic_mass:.0%} of the softmax, so that real negatives"
+    " hardly count: lower mix.num_pairs and mix.num_with_query, or raise train.temperature."
+)
+NOTHING_LEARNT = (
+    "step {step}: nothing is learnt so far: the loss ({loss:.2f}) is at the level of guessing"
+    " ({chance:.2f}) and does not fall, and the proxy accuracy is {proxy_accuracy:.1%}. Stop the"
+    " run (Ctrl-C) and start another with a smaller train.queue_size, a lower optimizer.lr, a lower"
+    " data.colour_strength, a higher data.min_scale, or model.init."
+)
+
+# Results that cannot be written.
+
+KEPT = "The checkpoint of step {step} is kept."
+NOTHING_KEPT = "There is no earlier checkpoint."
+REPAIR = "Make room, or repair the disk, then {command} continues from step {step}."
+REPAIR_AND_RESTART = (
+    "Make room, or repair the disk, then {command} starts again from the beginning."
+)
+NO_CHECKPOINT = (
+    "no checkpoint at step {step} ({reason}): {file}. {kept} Training continues and retries at"
+    " every checkpoint without saying so again."
+)
+LOST_STOP = "the checkpoint of step {step} could not be written ({reason}). {kept} {repair}"
+LOST_END = "{file} is complete, but these could not be written: {missing}. {kept} {repair}"
+
+
+def resume_command(run: Run) -> str:
+    """Return the command that resumes a run."""
+    return f"hardmix pretrain --out {shlex.quote(str(run.path))} --resume"
+
+
+def no_checkpoint(step: int, error: OSError, kept: int | None) -> str:
+    """Return a warning that a checkpoint could not be written; `kept` is the one before it."""
+    return NO_CHECKPOINT.format(
+        step=step, reason=error.strerror, file=error.filename, kept=_kept(kept)
+    )
+
+
+def lost_stop(run: Run, step: int, reason: str, kept: int | None) -> str:
+    """Return a message about a run that was stopped and could not be saved."""
+    return LOST_STOP.format(step=step, reason=reason, kept=_kept(kept), repair=_repair(run, kept))
+
+
+def lost_end(run: Run, missing: list[str], kept: int | None) -> str:
+    """Return a message about a run that ended and could not write everything."""
+    return LOST_END.format(
+        file=run.encoder_file,
+        missing=", ".join(missing),
+        kept=_kept(kept),
+        repair=_repair(run, kept),
+    )
+
+
+def _kept(step: int | None) -> str:
+    return NOTHING_KEPT if step is None else KEPT.format(step=step)
+
+
+def _repair(run: Run, step: int | None) -> str:
+    template = REPAIR_AND_RESTART if step is None else REPAIR
+    return template.format(command=resume_command(run), step=step)
 
 
 def progress_text(line: dict[str, Any], config: PretrainConfig) -> tuple[str, str]:
-    """Return the progress in a few words, and more for whoever has room for it."""
+    """Return the progress in a few words, and further words for a wide terminal."""
     text = f"epoch {line['epoch'] + 1}/{config.train.last_epoch} loss {line['loss']:.3f}"
     more = ""
     if "proxy_accuracy" in line:
@@ -44,7 +169,7 @@ def progress_text(line: dict[str, Any], config: PretrainConfig) -> tuple[str, st
 def describe_start(
     config: PretrainConfig, images: ImageSet | None, compute: Compute, run: Run
 ) -> None:
-    """Print what will be run."""
+    """Print a table of what will be run."""
     data = "shards" if images is None else f"{images.name}, {len(images)} images"
     if images is not None and images.name == "imagenet100":
         data += f" of the paper's {len(images.classes or ())} classes"
@@ -78,36 +203,15 @@ def _optimizer(config: OptimizerConfig) -> str:
     return f"{config.name}, learning rate {config.lr:g}, {config.schedule}{warm_up}"
 
 
-def summarize(
-    training: Training, verdict: dict[str, Any] | None, peak_mb: float | None = None
+def tell_end(
+    config: PretrainConfig, run: Run, result: dict[str, Any], verdict: dict[str, Any] | None
 ) -> None:
-    """Print the result, the verdict on the encoder, and what to try next."""
-    if not is_main():
-        return
-    config, run, unreadable = training.config, training.run, training.loader.unreadable
-    lines = run.metrics()
-    # A log may have been damaged or written by another program before the run was resumed.
-    knn, loss, speeds = (
-        [value for line in lines if (value := number(line.get(name))) is not None]
-        for name in ("knn", "loss", "images_per_second")
-    )
-    result = {
-        "steps": training.step,
-        "seconds": training.seconds,
-        "images_per_second": statistics.median(speeds) if speeds else None,
-        "peak_mb": peak_mb,
-        "loss": loss[-1] if loss else None,
-        "knn": knn[-1] if knn else None,
-        "unreadable": list(unreadable.values()),
-        "seed": config.train.seed,
-        "cpu": cpu_name(),
-        "threads": torch.get_num_threads(),
-    }
-    run.write_result("pretrain", result)
-    shown = f", k-NN accuracy {knn[-1]:.3f}" if knn else ""
-    say(f"Done: {training.step} steps in {training.seconds:.0f} s{shown}. Wrote {run.encoder_file}")
+    """Print the result of training, the verdict on the encoder, and what to try next."""
+    knn = "" if result["knn"] is None else f", k-NN accuracy {result['knn']:.3f}"
+    steps, seconds, unreadable = result["steps"], result["seconds"], result["unreadable"]
+    say(f"Done: {steps} steps in {seconds:.0f} s{knn}. Wrote {run.encoder_file}")
     if unreadable:
-        _tell_unreadable(list(unreadable.values()), run)
+        _tell_unreadable(unreadable, run)
     if verdict is not None:
         _tell_verdict(verdict)
     _tell_next(config, run)
@@ -131,12 +235,11 @@ def _tell_next(config: PretrainConfig, run: Run) -> None:
     say(f"  hardmix report {folder} --out report.html")
     say(f"  hardmix explore {folder}{root} --out explore.html")
     say(f"  hardmix neighbours {folder} IMAGE{root} --out neighbours.png")
-    longer = f"--resume --train.epochs {2 * config.train.last_epoch}"
-    say(f"  hardmix pretrain --out {folder} {longer}")
+    say(f"  {resume_command(run)} --train.epochs {2 * config.train.last_epoch}")
 
 
 def _tell_unreadable(reasons: list[str], run: Run) -> None:
-    """One on each line, as far as a screen has room for them."""
+    """Print the first unreadable images, one on each line, and where the others are listed."""
     say(f"Skipped {len(reasons)} unreadable image{'s' * (len(reasons) > 1)}:")
     for reason in reasons[:SKIPPED_SHOWN]:
         say(f"  {reason}")
@@ -145,7 +248,7 @@ def _tell_unreadable(reasons: list[str], run: Run) -> None:
 
 
 def tell_profile(run: Run, stopwatch: Stopwatch | None) -> None:
-    """Print where the time of a step went, and write RUN/profile.json."""
+    """Print how the time of a step was spent, and write RUN/profile.json."""
     if stopwatch is None or not is_main():
         return
     profile = stopwatch.profile()
@@ -153,13 +256,13 @@ def tell_profile(run: Run, stopwatch: Stopwatch | None) -> None:
         warn(f"train.profile: nothing was measured; the first {SKIPPED} steps are skipped.")
         return
     share = {name: value / profile.whole for name, value in profile.parts.items()}
-    found = {
+    result = {
         "steps": profile.steps,
         "step_ms": profile.whole,
         "parts": {name: {"ms": profile.parts[name], "share": share[name]} for name in share},
         "workers_ms": profile.workers,
     }
-    write_atomically(run.path / "profile.json", (json.dumps(found, indent=2) + "\n").encode())
+    write_atomically(run.path / "profile.json", (json.dumps(result, indent=2) + "\n").encode())
     rows = [[name, f"{profile.parts[name]:.1f}", f"{share[name]:.1%}"] for name in share]
     rows.append(["step", f"{profile.whole:.1f}", "100.0%"])
     if profile.workers:

@@ -4,6 +4,11 @@ Each step checks the gradients, averaged over all ranks: a NaN in a loss, a quer
 them. The verdict stays on the device, where the optimizer acts on it. On a CPU it is read at once;
 on a GPU it is read a step later, so that nothing waits for it, and whatever else the step changed
 is restored then.
+
+With train.precision=fp16, the loss is scaled so that small gradients do not vanish. If the scale is
+too large, gradients overflow: that step moves no weight, and the scale is halved. After many steps
+without overflow it is doubled. All of this happens on the device. torch.amp.GradScaler does the
+same but hides the flag that the check for NaN needs.
 """
 
 import copy
@@ -19,14 +24,16 @@ from torch import Tensor, nn
 
 from hardmix.data.batches import Batch
 from hardmix.methods.base import Method
-from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.device import Late
 from hardmix.runtime.distributed import rank
+from hardmix.runtime.files import write_atomically
 
 MOST_SKIPPED = 20
-"""Steps in a row that train.on_nan=skip skips; with more the run has diverged."""
+"""Most steps in a row that train.on_nan=skip skips; after more, the run has diverged."""
 MOST_KEPT = 3
-"""Folders nan-step-N that a run keeps: each holds a complete state."""
+"""Most folders nan-step-N of a run, since each holds a complete state."""
+START, GROWTH, BACKOFF, INTERVAL = 2.0**16, 2.0, 0.5, 2000
+"""GradScaler's defaults: first scale, its factors, steps without overflow until it grows."""
 
 
 @torch.no_grad()
@@ -52,27 +59,29 @@ class PendingStep(NamedTuple):
 
 
 class StepSnapshot:
-    """Copy of what a step changes besides the trained weights, used to undo the step.
+    """A copy of what a step changes besides the trained weights, to undo the step.
 
-    That is batch norm's statistics and momentum encoders. If the verdict is read a step later, it
-    also includes what is written after the step, and the last two states are kept.
+    It holds batch norm's statistics and momentum encoders. If the verdict is read a step later, it
+    also holds what is written after the step, and the last two states are kept.
     """
 
     def __init__(self, method: Method, trained: Iterable[nn.Parameter], late: bool) -> None:
-        passed_over = set(map(id, trained))
+        omitted = set(map(id, trained))
         if not late:
-            passed_over |= set(map(id, method.replicated().values()))
+            omitted |= set(map(id, method.replicated().values()))
         state = [*method.parameters(), *method.buffers()]
-        state = [each.detach() for each in state if id(each) not in passed_over]
+        state = [tensor.detach() for tensor in state if id(tensor) not in omitted]
         groups: dict[Any, list[Tensor]] = {}
-        for tensor in state:  # of one kind: a GPU copies them in one call
+        for tensor in state:  # a GPU copies tensors of one kind in one call
             groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
         self._groups = list(groups.values())
         self._copies = [
             [[each.clone() for each in group] for group in self._groups] for _ in range(1 + late)
         ]
-        own = nn.Module.get_extra_state
-        self._numbers = [each for each in method.modules() if type(each).get_extra_state is not own]
+        inherited = nn.Module.get_extra_state
+        self._numbers = [
+            module for module in method.modules() if type(module).get_extra_state is not inherited
+        ]
         self._extra: list[list[Any]] = [[] for _ in range(1 + late)]
 
     @torch.no_grad()
@@ -81,20 +90,20 @@ class StepSnapshot:
         slot = step % len(self._copies)
         for copies, group in zip(self._copies[slot], self._groups, strict=True):
             torch._foreach_copy_(copies, group)
-        self._extra[slot] = [copy.deepcopy(each.get_extra_state()) for each in self._numbers]
+        self._extra[slot] = [copy.deepcopy(module.get_extra_state()) for module in self._numbers]
 
     @torch.no_grad()
     def restore(self, step: int) -> None:
-        """Bring back the state before this step."""
+        """Restore the state before this step."""
         slot = step % len(self._copies)
         for copies, group in zip(self._copies[slot], self._groups, strict=True):
             torch._foreach_copy_(group, copies)
-        for each, extra in zip(self._numbers, self._extra[slot], strict=True):
-            each.set_extra_state(extra)
+        for module, extra in zip(self._numbers, self._extra[slot], strict=True):
+            module.set_extra_state(extra)
 
 
 def likely_reasons(lr: float, precision: str) -> str:
-    """Return the likely causes of NaN, with what to try."""
+    """Return the likely causes of NaN, and what to try."""
     reasons = [f"a learning rate that is too high (optimizer.lr={lr:g})"]
     if precision != "fp32":
         reasons.append(f"{precision} (try train.precision=fp32)")
@@ -104,7 +113,7 @@ def likely_reasons(lr: float, precision: str) -> str:
 def keep_for_inspection(
     folder: Path, state: dict[str, Tensor], batch: dict[str, Tensor], facts: dict[str, Any]
 ) -> str:
-    """Write state, batches and facts to RUN/nan-step-N; return what to report.
+    """Write state, batches and facts to RUN/nan-step-N; return a clause that says so.
 
     Only the first few broken steps are kept, and a full disk is not an error.
     """
@@ -121,13 +130,37 @@ def keep_for_inspection(
 
 
 def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU, and no two in the same memory: with one view the key is the query."""
+    """Return copies on the CPU that share no memory; with one view, the key is the query."""
     return {
         name: each.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, each in tensors.items()
     }
 
 
-def some(names: Sequence[str], number: int = 5) -> str:
-    """Return the first few names as text for a message."""
+def first_names(names: Sequence[str], number: int = 5) -> str:
+    """Return the first few names, and how many more there are, for a message."""
     return ", ".join(names[:number]) + (f" and {len(names) - number} more" * (len(names) > number))
+
+
+class LossScaler:
+    """The loss scale, and the number of steps since the last overflow."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.scale = torch.full((), START, device=device)
+        self._inverse = torch.empty_like(self.scale)
+        self._steps = torch.zeros((), dtype=torch.int32, device=device)
+
+    def unscale_(self, gradients: list[Tensor]) -> Float[Tensor, ""]:
+        """Unscale gradients in place; return 1 if one of them is NaN or infinite, else 0."""
+        torch.reciprocal(self.scale, out=self._inverse)
+        broken = torch.zeros_like(self.scale)
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, broken, self._inverse)
+        return broken
+
+    def update(self, broken: Float[Tensor, ""]) -> None:
+        """Adjust the scale after a step."""
+        torch._amp_update_scale_(self.scale, self._steps, broken, GROWTH, BACKOFF, INTERVAL)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that a checkpoint stores."""
+        return {"scale": self.scale, "steps": self._steps}

@@ -1,6 +1,6 @@
 """Optimizers by name, and their learning rate at any step.
 
-To add one, write a function here, list it in `OPTIMIZERS` and add its name to the settings.
+To add one, write a function here, list it in `OPTIMIZERS`, and add its name to the settings.
 """
 
 from collections.abc import Callable, Iterable
@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hardmix.settings.config import PretrainConfig
+from hardmix.settings.config import OptimizerConfig, PretrainConfig
 from hardmix.settings.named_choices import OptimizerName
-from hardmix.settings.optimizer_options import OptimizerConfig
 from hardmix.settings.schedules import cosine, step, warm_up
 
 Groups = list[dict[str, Any]]
@@ -25,14 +24,14 @@ class Lars(torch.optim.Optimizer):
     """SGD with momentum, each layer's step scaled by the norm of its weights (You et al. 2017).
 
     As in SimCLR's and BYOL's code, the scale is |w| / |g + decay w|; You et al. divide by
-    |g| + decay |w|, and so does LARC. As there, norms and biases that are not decayed
-    (optimizer.decay_all=False) are updated by plain SGD, and so is a layer whose weights or
-    gradients are all 0.
+    |g| + decay |w|, and so does LARC. Norms and biases that are not decayed
+    (optimizer.decay_all=False) are updated by plain SGD, also as there, and so is a layer whose
+    weights or gradients are all 0.
     """
 
     found_inf: Tensor | None = None
-    """1 if gradients are NaN or infinite, and nothing may be updated; torch's optimizers use this
-    name, too."""
+    """1 if gradients are NaN or infinite, so that nothing may be updated; the name is the one that
+    torch's optimizers use."""
 
     def __init__(
         self, params: Any, lr: float, momentum: float = 0.9, weight_decay: float = 0.0
@@ -62,7 +61,7 @@ class Lars(torch.optim.Optimizer):
             state["momentum_buffer"] = torch.zeros_like(parameter)
         buffer = state["momentum_buffer"]
         moved = buffer.mul(group["momentum"]).add_(gradient)
-        if self.found_inf is not None:  # a step that is skipped, which only the device knows
+        if self.found_inf is not None:  # only the device knows whether the step is skipped
             moved = torch.where(self.found_inf > 0, buffer, moved)
         step = moved if self.found_inf is None else moved * (1 - self.found_inf)
         buffer.copy_(moved)
@@ -70,23 +69,23 @@ class Lars(torch.optim.Optimizer):
 
 
 def build_optimizer(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """The optimizer of a run; each group's learning rate is `lr` times its "lr_factor"."""
+    """Return the optimizer of a run; a group's learning rate is `lr` times its "lr_factor"."""
     if not config.decay_all:
         groups = [part for group in groups for part in _without_decay(group)]
     return OPTIMIZERS[config.name](groups, config)
 
 
 def _without_decay(group: dict[str, Any]) -> Groups:
-    """A group in two: weights, and what has one dimension (norms and biases), not decayed."""
-    weights = [each for each in group["params"] if each.ndim > 1]
-    others = [each for each in group["params"] if each.ndim <= 1]
+    """Split a group into weights, and norms and biases (one dimension), which are not decayed."""
+    weights = [parameter for parameter in group["params"] if parameter.ndim > 1]
+    others = [parameter for parameter in group["params"] if parameter.ndim <= 1]
     plain = {"weight_decay": 0.0, "in_proportion": False}
     parts = [{**group, "params": weights}, {**group, "params": others, **plain}]
     return [part for part in parts if part["params"]]
 
 
 def _sgd(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """SGD as in App. C.1 and official MoCo."""
+    """Return SGD as in App. C.1 and official MoCo."""
     optimizer = torch.optim.SGD(
         groups,
         lr=config.lr,
@@ -95,8 +94,8 @@ def _sgd(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
         fused=True,
     )
     if config.momentum:
-        # Torch makes them at the first step, out of whatever is in memory: should that step be
-        # broken and skipped, there they would stay.
+        # Torch makes these buffers at the first step from uninitialised memory, and if that step
+        # is broken and skipped, they keep it.
         for parameter in parameters_of(optimizer):
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
@@ -107,7 +106,7 @@ def _lars(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
 
 
 def _adamw(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter, 2019)."""
+    """Return AdamW (Loshchilov and Hutter, 2019)."""
     return torch.optim.AdamW(
         groups,
         lr=config.lr,
@@ -122,7 +121,7 @@ OPTIMIZERS: dict[OptimizerName, Callable[[Groups, OptimizerConfig], torch.optim.
     "lars": _lars,
     "adamw": _adamw,
 }
-"""Optimizers by their optimizer.name."""
+"""Optimizers by the name in optimizer.name."""
 
 
 def set_learning_rate(
@@ -150,4 +149,4 @@ def clip_gradients(parameters: Iterable[nn.Parameter], config: OptimizerConfig) 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     """Return the parameters of an optimizer, in the order of its state."""
-    return [each for group in optimizer.param_groups for each in group["params"]]
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -1,6 +1,7 @@
 """Pre-training, from images to an encoder. The functions are in the order they run."""
 
 import json
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,50 +18,45 @@ from hardmix.data.image_set import ImageSet
 from hardmix.data.own_views import OWN_VIEWS, Pipeline
 from hardmix.data.workers import dead_workers_named
 from hardmix.errors import InputError, OutputError, UnfinishedError
-from hardmix.evaluation.features import extract
-from hardmix.evaluation.knn import knn_accuracy
+from hardmix.evaluation.knn import knn_of_trunk
 from hardmix.methods.base import OwnMixing
 from hardmix.mixing.family import Denominator, Formula, NegativeFilter, NegativeWeights
 from hardmix.mixing.strategies import Strategy
 from hardmix.runs.folder import OWN_TRUNK, Resume, Run, check_resumable
-from hardmix.runtime.atomic_files import locked_folder, remove_leftovers, write_atomically
+from hardmix.runs.reading import number
 from hardmix.runtime.console import Meter, progress, say, speak_as
-from hardmix.runtime.device import Late, algorithms_chosen
+from hardmix.runtime.device import Late, algorithms_chosen, cpu_name, forget_peak, peak_mb
 from hardmix.runtime.distributed import (
     agree_on_max,
     broadcast,
-    broadcast_text,
+    broadcast_object,
     is_main,
     mean_over_ranks,
     rank,
 )
-from hardmix.runtime.memory import forget_peak, peak_mb
+from hardmix.runtime.files import locked_folder, remove_leftovers, write_atomically
 from hardmix.runtime.profile import end_step, profiling, start_steps
 from hardmix.runtime.rendezvous import losses_named
 from hardmix.runtime.signals import listening
 from hardmix.settings.config import PretrainConfig
-from hardmix.settings.roots import absolute_root
+from hardmix.settings.saved import absolute_root
 from hardmix.settings.schedules import shown_epochs
+from hardmix.training import messages
 from hardmix.training.fitting import as_saved, fit_run
-from hardmix.training.messages import (
-    describe_start,
-    progress_text,
-    summarize,
-    tell_profile,
-)
 from hardmix.training.metric_logs import OnLog
-from hardmix.training.restoring import restore
 from hardmix.training.setup import Own, prepare
 from hardmix.training.state import (
+    GONE,
     Training,
     check_ranks_agree,
+    end_if_gone,
     pause,
     report_checkpoint,
+    restore,
     save_checkpoint,
     settle,
 )
 from hardmix.training.step import take_step
-from hardmix.training.unsaved import GONE, end_if_gone
 from hardmix.training.verdict import conclude
 
 
@@ -84,7 +80,7 @@ def pretrain(
     `trunk` is your own network, `strategy` your own plan for synthetic points, `weights`,
     `denominator` and `filter_negatives` your own parts of the loss, `images` your own image set,
     and `views` your own pipeline that makes a view of an image (for all but the trunk the saved
-    config says "own"; see docs/extending.md). `on_log` is called with every line of
+    config says "own"). `on_log` is called with every line of
     metrics.jsonl. With `resume` a stopped run continues from its last checkpoint, and a finished
     run continues from its end if more epochs are asked for (App. C.1: the 800-epoch runs).
 
@@ -105,7 +101,7 @@ def pretrain(
     if not is_main():
         speak_as(rank())  # in a program with processes of its own, too
     again = bool(agree_on_max(int(is_main() and run.resumes(resume))))
-    # Before anything touches the device: cuBLAS, for one, reads its settings when it is first used.
+    # Before anything uses the device: cuBLAS reads its settings when it is first used.
     with algorithms_chosen(config.train.deterministic), listening() as stop:
         fitting: dict[str, Any] | None = None
         if config.choose and again:
@@ -122,14 +118,14 @@ def pretrain(
                 write_atomically(run.fitting_file, (json.dumps(fitting, indent=2) + "\n").encode())
             train(training)
             lost = finish(training, None if trunk is None else OWN_TRUNK)
-            tell_profile(run, stopwatch)
+            messages.tell_profile(run, stopwatch)
             if lost:
                 raise OutputError(lost)
     return run
 
 
 def _with_own_mixing(config: PretrainConfig, own: OwnMixing) -> PretrainConfig:
-    """Return the config that says "own" for each function that was passed."""
+    """Return the config with "own" for each function that was passed."""
     if own.strategy is not None:
         config = replace(config, mix=replace(config.mix, strategy="own"))
     loss = config.loss
@@ -149,7 +145,7 @@ def status_recorded(training: Training) -> Iterator[None]:
             finally:
                 report_checkpoint(training)
     except UnfinishedError as error:
-        failed = isinstance(error, InputError)  # another process has, with an error of its own
+        failed = isinstance(error, InputError)  # another process failed, with its own error
         state = "failed" if failed else "stopped"
         training.run.set_status(state, step=training.step, reason=str(error))
         raise
@@ -174,7 +170,7 @@ def start(training: Training, *, resume: bool, allow_changed_data: bool = False)
             check_resumable(run.path, config)
         elif is_main():
             Run.create(run.path, config)
-        describe_start(config, training.images, training.compute, run)
+        messages.describe_start(config, training.images, training.compute, run)
         training.data = record_data(training.images, config.data)
         restored = resume and restore(training, allow_changed_data=allow_changed_data)
         if not restored and training.starts_from_weights and is_main():
@@ -220,7 +216,7 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
     started, images = time.perf_counter(), 0
     start_steps()
     for batch in loader.epoch(epoch, training.position):
-        # Here all processes have their images: one whose disk failed is noticed before a GPU waits.
+        # All processes have their images here: a failed disk is noticed before a GPU waits.
         pause(training)
         loss = take_step(training, batch, epoch)
         training.losses += [] if loss is None else [loss]
@@ -237,8 +233,7 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
             training.seconds += seconds
             line["images_per_second"] = images / seconds
             log(training, line)
-            training.watch.see(line)
-            meter.advance(training.step, *progress_text(line, config))
+            meter.advance(training.step, *messages.progress_text(line, config))
             started, images = time.perf_counter(), 0
         else:
             meter.advance(training.step)
@@ -246,10 +241,10 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
 
 
 def describe_steps(training: Training, epoch: int) -> dict[str, Any]:
-    """A line of metrics.jsonl on the steps since the last one: means over all ranks."""
+    """Return a line of metrics.jsonl on the steps since the last one: means over all ranks."""
     loss = Late(torch.stack(training.losses).mean())
     training.losses = []
-    # The one wait for the device; the loss is on the host by then.
+    # This is the only wait for the device; the loss is on the host by then.
     measured = training.method.describe(training.outcomes) if training.outcomes else {}
     return {
         "step": training.step,
@@ -261,7 +256,7 @@ def describe_steps(training: Training, epoch: int) -> dict[str, Any]:
 
 
 def log(training: Training, line: dict[str, Any]) -> None:
-    """Write a line to metrics.jsonl and to the other metric logs."""
+    """Write a line to metrics.jsonl and pass it to everything that reads it."""
     training.run.log(line)
     for metric_log in training.logs:
         metric_log.write(line)
@@ -285,26 +280,9 @@ def measure_knn(training: Training, epoch: int) -> bool:
     trunk = training.method.trunk
     for buffer in trunk.buffers():  # rank 0's statistics are those that are saved
         broadcast(buffer)
-    options: dict[str, Any] = {
-        "compute": training.compute._replace(bf16=False, fp16=False),  # as `hardmix knn` does
-        "title": "k-NN features",
-        "between": partial(pause, training),
-        "gathered": False,
-    }
-    asked = bank = extract(trunk, images.bank, config.data, **options)
-    if images.test is not None:
-        asked = extract(trunk, images.test, config.data, **options)
-    accuracy = knn_accuracy(
-        bank.features,
-        bank.labels,
-        asked.features,
-        asked.labels,
-        leave_one_out=asked is bank,
-        device=training.compute.device,
-        shared=True,
-        between=partial(pause, training),
-    )
-    top1 = accuracy.top1
+    compute = training.compute._replace(bf16=False, fp16=False)  # as `hardmix knn` does
+    between = partial(pause, training)
+    top1 = knn_of_trunk(trunk, images, config.data, compute, between).top1
     log(training, {"step": training.step, "epoch": epoch, "knn": top1})
     say(f"epoch {epoch + 1}: k-NN accuracy {top1:.3f}")
     better = training.best is None or top1 > training.best["knn"]
@@ -315,14 +293,39 @@ def measure_knn(training: Training, epoch: int) -> bool:
 
 
 def finish(training: Training, backbone: str | None) -> str:
-    """Write the encoder and print a summary; return what could not be written, in words."""
+    """Write the encoder and print a summary; return a message about what could not be written."""
     run, summarized = training.run, True
     end_if_gone(agree_on_max(0 if run.is_in_place() else GONE), run, training.step)
     run.write_encoder(training.method.trunk, training.config, backbone)
     try:
         peak = peak_mb(training.compute.device)  # of the training, without the verdict
         verdict = conclude(training, backbone) if training.config.train.verdict else None
-        summarize(training, verdict, peak)
+        result = result_of(training, peak)
+        run.write_result("pretrain", result)
+        if is_main():
+            messages.tell_end(training.config, run, result, verdict)
     except OSError:
         summarized = False
-    return broadcast_text(training.saved.lost_end(run, summarized))
+    return broadcast_object(training.saved.lost_end(run, summarized))
+
+
+def result_of(training: Training, peak: float | None) -> dict[str, Any]:
+    """Return the contents of results/pretrain.json: what training cost and achieved."""
+    lines = training.run.metrics() if is_main() else []
+    # A log may have been damaged or written by another program before the run was resumed.
+    knn, loss, speeds = (
+        [value for line in lines if (value := number(line.get(name))) is not None]
+        for name in ("knn", "loss", "images_per_second")
+    )
+    return {
+        "steps": training.step,
+        "seconds": training.seconds,
+        "images_per_second": statistics.median(speeds) if speeds else None,
+        "peak_mb": peak,
+        "loss": loss[-1] if loss else None,
+        "knn": knn[-1] if knn else None,
+        "unreadable": list(training.loader.unreadable.values()),
+        "seed": training.config.train.seed,
+        "cpu": cpu_name(),
+        "threads": torch.get_num_threads(),
+    }

@@ -1,4 +1,4 @@
-"""Checks and set-up before the first step; nothing is written yet."""
+"""Checks and set-up before the first step; nothing is written to disk yet."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,31 +10,27 @@ from hardmix.data.image_set import ImageSet
 from hardmix.data.loading import open_loader
 from hardmix.data.own_views import Pipeline
 from hardmix.errors import InputError
-from hardmix.methods.all_methods import METHODS, build_method
-from hardmix.methods.base import Materials, OwnMixing
+from hardmix.evaluation.knn import open_knn_images
+from hardmix.methods.base import Materials, OwnMixing, build_method, method_class
 from hardmix.models.encoders import UNSPLIT_WARNING
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import warn
-from hardmix.runtime.device import choose_compute
+from hardmix.runtime.device import choose_compute, memory_of
 from hardmix.runtime.distributed import meet, world_size
-from hardmix.runtime.memory import memory_of
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import DataConfig, PretrainConfig
 from hardmix.settings.fitting_rules import QUEUE_SHARE
-from hardmix.training.knn_images import open_knn_images
-from hardmix.training.learning import LearningWatch
-from hardmix.training.loss_scaler import LossScaler
-from hardmix.training.metric_logs import OnLog, open_logs
-from hardmix.training.nan_guard import StepSnapshot, judged_late
+from hardmix.training.metric_logs import LearningWatch, OnLog, open_logs
+from hardmix.training.nan_guard import LossScaler, StepSnapshot, judged_late
 from hardmix.training.optimizers import build_optimizer, parameters_of
 from hardmix.training.state import Training
-from hardmix.weights.initial import imported_parts, initial_trunk
+from hardmix.weights.foreign import imported_parts, initial_trunk
 
 
 @dataclass(frozen=True, kw_only=True)
 class Own:
-    """Your own objects, used in place of what the settings name."""
+    """The user's own objects, which replace what the settings name."""
 
     trunk: nn.Module | None = None
     mixing: OwnMixing | None = None
@@ -50,7 +46,7 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
     logs = open_logs(config, own.on_log)
     if own.images is not None:
         check_own(own.images, config.data)
-    kind = METHODS[config.method]
+    kind = method_class(config.method)
     images, loader = open_loader(
         config.data,
         config.train,
@@ -76,14 +72,14 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
     method.to(compute.device).to(memory_format=torch.channels_last).train()
     if config.train.compile != "no":
         method.compile_parts(also_loss=config.train.compile == "all")
-    meet()  # a process that could not build its own is noticed before the others wait on GPUs
+    meet()  # a process that could not build its method is noticed before the others wait on GPUs
     method.distribute()
     optimizer = build_optimizer(method.parameter_groups(), config.optimizer)
     late = judged_late(compute.device)
     return Training(
         config=config,
         run=run,
-        logs=logs,
+        logs=[*logs, LearningWatch(config)],
         compute=compute,
         images=images,
         loader=loader,
@@ -96,12 +92,11 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
         knn_images=open_knn_images(config, images),
         own_trunk=own.trunk is not None,
         starts_from_weights=trunk is not None,
-        watch=LearningWatch(config),
     )
 
 
 def check_own(images: ImageSet, config: DataConfig) -> None:
-    """Raise InputError if your own image set contradicts itself or the config."""
+    """Raise InputError if the user's own image set contradicts itself or the config."""
     labels, classes = images.labels, images.classes or ()
     if images.channels != config.channels:
         raise InputError(
@@ -132,14 +127,14 @@ def check_queue_fits(config: PretrainConfig, memory: int) -> None:
 
 
 def check_data(config: PretrainConfig, images: ImageSet | None) -> None:
-    """Raise InputError for images that cannot be trained on, and warn of unsuitable settings."""
+    """Raise InputError for images that cannot be trained on; warn of unsuitable settings."""
     labelled = images is not None and images.labels is not None
-    for wanted, why in [
+    for needs_labels, reason in [
         (config.oracle, "oracle=True drops negatives of the query's class"),
-        (METHODS[config.method].needs_labels, f"method={config.method} trains on classes"),
+        (method_class(config.method).needs_labels, f"method={config.method} trains on classes"),
     ]:
-        if wanted and not labelled:
-            raise InputError(f"{why}: these images have no labels; use folders named by class.")
+        if needs_labels and not labelled:
+            raise InputError(f"{reason}: these images have no labels; use folders named by class.")
     if images is not None and config.uses("train.queue_start"):
         warn_of_large_queue(config, len(images))
     if config.uses("model.key_bn_splits"):
@@ -147,7 +142,7 @@ def check_data(config: PretrainConfig, images: ImageSet | None) -> None:
 
 
 def warn_of_large_queue(config: PretrainConfig, number: int) -> None:
-    """Warn if the queue holds more keys than a fifth of this number of images."""
+    """Warn if the queue holds more keys than a fifth of the number of images."""
     if QUEUE_SHARE * config.train.queue_size > number:
         masked = "; set train.exclude_same_image" * (not config.train.exclude_same_image)
         warn(

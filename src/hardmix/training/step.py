@@ -1,4 +1,4 @@
-"""One training step: gradients, the check for NaN, the optimizer, the queue."""
+"""One training step: gradients, the check for NaN, the optimizer, the method's state."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from hardmix.training.state import Training, meet_fault, settle
 
 
 def take_step(training: Training, batch: Batch, epoch: int) -> Tensor | None:
-    """Take one step and return its loss, or None if the step was broken and nothing was changed.
+    """Take one step and return its loss, or None if the step was broken and changed nothing.
 
     On a GPU this is known a step later: the optimizer leaves the weights unchanged, and `settle`
     undoes the rest during the next step, which is then computed again.
@@ -49,7 +49,7 @@ def take_step(training: Training, batch: Batch, epoch: int) -> Tensor | None:
 def attempt(
     training: Training, batch: Batch, at: TrainingPosition
 ) -> tuple[list[StepOutcome], str | None]:
-    """Compute the gradients of a batch; return the outcomes and what was wrong, if anything."""
+    """Compute the gradients of a batch; return the outcomes, and a message if they are broken."""
     training.snapshot.note(at.step)
     seed_own_randomness(training)
     training.optimizer.zero_grad()
@@ -74,7 +74,7 @@ def apply(training: Training, batch: Batch, outcomes: list[StepOutcome], broken:
     optimizer = training.optimizer
     clip_gradients(parameters_of(optimizer), training.config.optimizer)
     if training.scaler is not None or training.late:
-        optimizer.found_inf = broken  # type: ignore[attr-defined]  # torch's own name for it
+        optimizer.found_inf = broken  # type: ignore[attr-defined]  # torch reads this name
     with timed("optimizer"):
         optimizer.step()
     if training.scaler is not None:
@@ -107,7 +107,7 @@ def compute_gradients(
 
 
 def seed_own_randomness(training: Training) -> None:
-    """Seed dropout and the like in the trunk, as a function of (seed, step, rank)."""
+    """Seed PyTorch's own random numbers, such as dropout's, by (seed, step, rank)."""
     seed = seed_of("trunk", training.config.train.seed, training.step, rank())
     torch.default_generator.manual_seed(seed)
     if training.compute.device.type == "cuda":

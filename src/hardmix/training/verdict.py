@@ -1,51 +1,132 @@
-"""The verdict at the end of every run: is the encoder better than untrained features.
+"""The verdict at the end of every run: is the encoder better than untrained features?
 
-It is compared with the untrained network, raw pixels, a colour histogram, and the weights it
-started from, if any: by the k-NN accuracy if the images have labels, otherwise by the agreement of
-two views' neighbours (`evaluation.comparison`). A sample of the images is enough, so that it takes
-seconds. If training made the weights it started from worse, those are kept.
+It is compared with the untrained network, raw pixels, a colour histogram and, if there are any, the
+weights it started from. A sample of the images is enough, so that it takes seconds. Every encoder
+sees the same pixels, in one pass, so that differences can be taken image by image. If training made
+the weights it started from worse, those are kept.
+
+With labels, the question is whether the vote of an image's nearest neighbours gives its class.
+Without labels, two views of every image are made, and an encoder finds the neighbours of each image
+twice, once among the first views and once among the second: how many neighbours do the two lists
+share? Features that see nothing but the crop give two unrelated lists. The views differ in colour
+too: otherwise a colour histogram would do best on any images, even better than ImageNet features.
 """
 
 import copy
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from hardmix.data.image_set import ImageSet
-from hardmix.evaluation.baselines import ColourHistogram, ReducedPixels
-from hardmix.evaluation.comparison import Scores, compare_by_labels, compare_by_views
-from hardmix.models.backbones import build_backbone
+from hardmix.data.loading import ViewLoader
+from hardmix.evaluation.baselines import baseline_trunk
+from hardmix.evaluation.features import extract
+from hardmix.evaluation.knn import KnnImages, knn_votes
+from hardmix.evaluation.neighbours import neighbours
+from hardmix.runs.folder import Run
 from hardmix.runs.weight_files import read_safetensors
-from hardmix.runtime.distributed import agree_on_max, broadcast, is_main, share_state
-from hardmix.runtime.random_numbers import seed_of
+from hardmix.runtime.device import Compute
+from hardmix.runtime.distributed import (
+    agree_on_max,
+    broadcast,
+    gather_uneven,
+    is_main,
+    rank,
+    share_state,
+    world_size,
+)
 from hardmix.settings.config import DataConfig, PretrainConfig
-from hardmix.training.knn_images import KnnImages
+from hardmix.settings.evaluations import Baseline
+from hardmix.training import messages
 from hardmix.training.mixing_advice import mixing_advice
 from hardmix.training.state import Training, pause
-from hardmix.training.verdict_words import Compared, advise, tell
 
 MOST, FEWEST = 5000, 200
-"""Images of the sample."""
+"""Most and fewest images of the sample."""
 OPERATIONS = {"cpu": 4e12}
 """Floating-point operations that the sample may cost, by device: half a minute on two cores."""
 GPU_OPERATIONS = 4e14
+"""The same for all other devices."""
 TESTED = 0.2
 """Share of the sample that is classified, if there are test images."""
 CLEAR = 2.0
 """Standard errors by which two encoders must differ."""
+FEW = 5000
+"""Images below which pre-trained weights are the first thing to try."""
+VOTING = 20
+"""Most nearest neighbours that vote: a tenth of the images if they are few."""
+SHARED = 10
+"""Most nearest neighbours of each view that are compared: a tenth of the images if they are few."""
+VIEW_STRENGTH = 0.5
+"""Strength of the colour changes of the two views, as data.colour_strength."""
+VIEW_SCALE = 0.2
+"""Smallest area of the two views, as data.min_scale."""
+BATCH = 64
+"""Images encoded at once on each process."""
+
+Between = Callable[[], None]
+"""Called before each batch, equally often on every process."""
 
 
 class VerdictImages(NamedTuple):
     """The images of the verdict."""
 
     bank: ImageSet
+    """Images among which neighbours are looked for."""
     test: ImageSet | None
-    """Labelled test images; None: the bank is classified, leaving one out."""
+    """Labelled test images; None means those of the bank, each classified by the others."""
     labelled: bool
+    """Whether the labels decide."""
+
+
+class Scores(NamedTuple):
+    """How each encoder did, image by image."""
+
+    each: dict[str, Float[Tensor, " images"]]
+    """Score of every image by encoder, 0 to 1; the same images in the same order."""
+    k: int
+    """Number of nearest neighbours."""
+    searched: int
+    """Number of images among which neighbours are looked for."""
+    chance: float
+    """Score of features that say nothing about the images."""
+
+
+class Lead(NamedTuple):
+    """The encoder's lead over another one."""
+
+    difference: float
+    """Mean over the images of its score minus the other's."""
+    error: float
+    """Standard error of that mean."""
+    better: bool
+    """Whether the lead is clear: more than two standard errors."""
+    worse: bool
+    """Whether the other's lead is clear."""
+
+
+def conclude(training: Training, backbone: str | None) -> dict[str, Any]:
+    """Judge the encoder, keep the better one of two, and write results/verdict.json."""
+    verdict, run = judge(training), training.run
+    if is_main():
+        run.trained_file.unlink(missing_ok=True)
+    if is_main() and verdict["kept"] == "start":
+        trunk = training.method.trunk
+        run.write_encoder(trunk, training.config, backbone, run.trained_file)
+        start = copy.deepcopy(trunk)
+        start.load_state_dict(read_safetensors(run.start_file)[0])
+        run.write_encoder(start, training.config, backbone)
+    if is_main():
+        verdict["mixing"] = mixing_advice(training.config, run.metrics())
+    run.write_result("verdict", verdict)
+    return verdict
 
 
 def judge(training: Training) -> dict[str, Any]:
@@ -57,16 +138,16 @@ def judge(training: Training) -> dict[str, Any]:
     number = sample_size(encoders, config.data)
     images = choose_images(training.images, training.knn_images, number, config.train.seed)
     scores = measure(training, encoders, images)
-    compared = compare(scores)
-    keep = "start" if "start" in compared and compared["start"].worse else "encoder"
-    better = all(each.better for each in compared.values())
+    leads = compare(scores)
+    keep = "start" if "start" in leads and leads["start"].worse else "encoder"
+    better = all(lead.better for lead in leads.values())
     return {
-        "text": tell(scores, compared, labelled=images.labelled, keep=keep),
+        "text": tell(scores, leads, labelled=images.labelled, keep=keep),
         "better": better,
-        "next": [] if better else advise(config, compared, len(training.images), training.run),
+        "next": [] if better else advise(config, leads, len(training.images), training.run),
         "measure": "knn" if images.labelled else "views",
-        "scores": {name: _score(each) for name, each in scores.each.items()},
-        "differences": {name: each.as_json() for name, each in compared.items()},
+        "scores": {name: _score(values) for name, values in scores.each.items()},
+        "differences": {name: lead._asdict() for name, lead in leads.items()},
         "kept": keep,
         "images": len(scores.each["encoder"]),
         "searched": scores.searched,
@@ -78,22 +159,12 @@ def judge(training: Training) -> dict[str, Any]:
     }
 
 
-def measure(training: Training, encoders: dict[str, nn.Module], images: VerdictImages) -> Scores:
-    """Score every encoder on the same images, with labels or without, in float32."""
-    config = training.config
-    compute = training.compute._replace(bf16=False, fp16=False)
-    between = partial(pause, training)
-    if images.labelled:
-        return compare_by_labels(encoders, images.bank, images.test, config.data, compute, between)
-    return compare_by_views(encoders, images.bank, config.data, config.train.seed, compute, between)
-
-
 def no_verdict(config: PretrainConfig) -> dict[str, Any]:
-    """Shards are a stream, in which no neighbours can be looked for."""
+    """Return the verdict on a stream of shards, in which no neighbours can be looked for."""
     return {
-        "text": "No verdict: shards are read as a stream; evaluate the encoder on a folder.",
+        "text": messages.NO_VERDICT,
         "better": None,
-        "next": ["hardmix knn RUN --data.root FOLDER --baseline pixels untrained colours"],
+        "next": [messages.EVALUATE_A_FOLDER],
         "measure": None,
         "scores": {},
         "differences": {},
@@ -102,29 +173,35 @@ def no_verdict(config: PretrainConfig) -> dict[str, Any]:
     }
 
 
+# The encoders and the images
+
+
 def encoders_of(training: Training) -> dict[str, nn.Module]:
     """Return the trained encoder and what it is compared with, by name, on every process."""
     config, trunk = training.config, training.method.trunk
     for buffer in trunk.buffers():  # rank 0's statistics are those that are saved
         broadcast(buffer)
-    found = {"encoder": trunk}
-    file = training.run.start_file  # on the disk of rank 0, perhaps only there
+    encoders = {"encoder": trunk}
+    file = training.run.start_file  # on the disk of rank 0, and perhaps only there
     if agree_on_max(int(is_main() and file.exists())):
-        found["start"] = copy.deepcopy(trunk)
+        encoders["start"] = copy.deepcopy(trunk)
         if is_main():
-            found["start"].load_state_dict(read_safetensors(file)[0])
-        share_state(found["start"])
+            encoders["start"].load_state_dict(read_safetensors(file)[0])
+        share_state(encoders["start"])
+    baselines: list[Baseline] = ["pixels", "colours"]
     if not training.own_trunk:
-        torch.manual_seed(seed_of("weights", config.train.seed))
-        size, channels = config.data.image_size, config.data.channels
-        untrained = build_backbone(config.model.backbone, channels, size).trunk
-        found["untrained"] = untrained.to(training.compute.device)
-    found |= {"pixels": ReducedPixels(), "colours": ColourHistogram()}
-    return {name: each.to(memory_format=torch.channels_last) for name, each in found.items()}
+        baselines.insert(0, "untrained")
+    channels, size = config.data.channels, config.data.image_size
+    for name in baselines:
+        baseline = baseline_trunk(name, config.model.backbone, channels, size, config.train.seed)
+        encoders[name] = baseline.to(training.compute.device)
+    return {
+        name: encoder.to(memory_format=torch.channels_last) for name, encoder in encoders.items()
+    }
 
 
 def sample_size(encoders: dict[str, nn.Module], data: DataConfig) -> int:
-    """Return how many images can be compared; by counting operations, not by a clock."""
+    """Return how many images can be compared; operations are counted, so that it is repeatable."""
     trunk = encoders["encoder"]
     device = next(trunk.parameters(), torch.empty(0)).device
     image = torch.zeros(1, data.channels, data.image_size, data.image_size, device=device)
@@ -147,48 +224,239 @@ def choose_images(
         return VerdictImages(images.subset(number // 2, seed), None, False)
     if labelled.test is None:
         return VerdictImages(labelled.bank.subset(number, seed), None, True)
-    asked = labelled.test.subset(max(1, int(TESTED * number)), 0)
-    return VerdictImages(labelled.bank.subset(number - len(asked), seed), asked, True)
+    test = labelled.test.subset(max(1, int(TESTED * number)), 0)
+    return VerdictImages(labelled.bank.subset(number - len(test), seed), test, True)
 
 
 def _says_anything(images: ImageSet) -> bool:
-    """Return whether neighbours of the same class are possible: not if each image has its own."""
+    """Return whether neighbours can be of the same class: not if each image has its own class."""
     assert images.labels is not None
     counts = images.labels.bincount()
     shared = int(counts[counts > 1].sum())
     return int((counts > 0).sum()) >= 2 and 2 * shared >= len(images)
 
 
-def compare(scores: Scores) -> dict[str, Compared]:
+# The scores
+
+
+class SideBySide(nn.Module):
+    """Several encoders on the same images, their features next to each other."""
+
+    def __init__(self, encoders: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.encoders = nn.ModuleDict(encoders)
+        self.widths: list[int] = []
+
+    def forward(self, images: Float[Tensor, "batch channels y x"]) -> Float[Tensor, "batch all"]:
+        """Return the features of all encoders in a row."""
+        features = [encoder(images).float() for encoder in self.encoders.values()]
+        self.widths = [each.shape[1] for each in features]
+        return torch.cat(features, dim=1)
+
+    def separate(self, features: Float[Tensor, "n all"]) -> dict[str, Tensor]:
+        """Return the features of each encoder by its name."""
+        return dict(zip(self.encoders, features.split(self.widths, dim=1), strict=True))
+
+
+def measure(training: Training, encoders: dict[str, nn.Module], images: VerdictImages) -> Scores:
+    """Score every encoder on the same images, with labels or without, in float32."""
+    config = training.config
+    compute = training.compute._replace(bf16=False, fp16=False)
+    between = partial(pause, training)
+    if images.labelled:
+        return compare_by_labels(encoders, images, config.data, compute, between)
+    return compare_by_views(encoders, images.bank, config.data, config.train.seed, compute, between)
+
+
+def compare_by_labels(
+    encoders: Mapping[str, nn.Module],
+    images: VerdictImages,
+    data: DataConfig,
+    compute: Compute,
+    between: Between,
+) -> Scores:
+    """Score 1 where the neighbours' vote is the image's class, else 0."""
+    together = SideBySide(encoders)
+    encode = partial(extract, compute=compute, title="verdict", between=between)
+    bank = asked = encode(together, images.bank, data)
+    if images.test is not None:
+        asked = encode(together, images.test, data)
+    k = max(1, min(VOTING, len(bank.labels) // 10))
+    bank_features = together.separate(bank.features)
+    asked_features = together.separate(asked.features)
+    right = {}
+    for name in encoders:
+        votes = knn_votes(
+            bank_features[name],
+            bank.labels,
+            asked_features[name],
+            asked.labels,
+            k=k,
+            leave_one_out=images.test is None,
+        )
+        right[name] = (votes.argmax(dim=1).cpu() == asked.labels.cpu()).float()
+    frequency = bank.labels.bincount().max() / len(bank.labels)
+    return Scores(right, k, len(bank.labels), float(frequency))
+
+
+@torch.no_grad()
+def compare_by_views(
+    encoders: Mapping[str, nn.Module],
+    images: ImageSet,
+    data: DataConfig,
+    seed: int,
+    compute: Compute,
+    between: Between,
+) -> Scores:
+    """Score each image by the share of its nearest neighbours on which its two views agree."""
+    together = SideBySide(encoders)
+    views = _two_views(together, images, data, seed, compute, between)
+    first, second = (together.separate(features) for features in views)
+    number = len(next(iter(first.values())))
+    k = max(1, min(SHARED, number // 10))
+    scores = {name: shared_neighbours(first[name], second[name], k) for name in encoders}
+    return Scores(scores, k, number, k / max(1, number - 1))
+
+
+def shared_neighbours(
+    first: Float[Tensor, "n dim"], second: Float[Tensor, "n dim"], k: int
+) -> Float[Tensor, " n"]:
+    """Return the share of every row's k nearest other rows on which both features agree."""
+    one, other = (_nearest(features, k) for features in (first, second))
+    return (one[:, :, None] == other[:, None, :]).any(dim=2).float().mean(dim=1)
+
+
+def _nearest(features: Float[Tensor, "n dim"], k: int) -> Int[Tensor, "n k"]:
+    parts = neighbours(features, features, k, device=features.device, leave_one_out=True)
+    return torch.cat([part.places for part in parts])
+
+
+def _two_views(
+    together: SideBySide,
+    images: ImageSet,
+    data: DataConfig,
+    seed: int,
+    compute: Compute,
+    between: Between,
+) -> tuple[Tensor, Tensor]:
+    """Return the features of two views of every image, in the images' order, on every process."""
+    config = replace(
+        data,
+        augmentation="moco-v2",
+        blur=False,
+        views=None,
+        min_scale=VIEW_SCALE,
+        colour_strength=VIEW_STRENGTH,
+    )
+    batch = min(BATCH, max(1, len(images) // world_size())) * world_size()
+    loader = ViewLoader(
+        images, config, batch, seed, compute.device, rank(), world_size(), keep_last=True
+    )
+    rows: list[tuple[Tensor, ...]] = []
+    training = together.training
+    together.eval()
+    batches = loader.epoch(0)
+    try:
+        for _ in range(loader.steps_per_epoch):
+            between()
+            views = next(batches)
+            with compute.autocast():
+                pair = [
+                    together(view.contiguous(memory_format=torch.channels_last)).cpu()
+                    for view in views.views
+                ]
+            rows.append((*pair, views.ids.cpu()))
+    finally:
+        loader.close()
+        together.train(training)
+    first, second, ids = (gather_uneven(torch.cat(column)) for column in zip(*rows, strict=True))
+    order = _places_of_images(ids)
+    return first[order], second[order]
+
+
+def _places_of_images(ids: Int[Tensor, " n"]) -> Int[Tensor, " m"]:
+    """Return one place of each image, in order; an image in place of an unreadable one repeats."""
+    order = ids.argsort(stable=True)
+    ordered = ids[order]
+    new = torch.ones(len(ids), dtype=torch.bool)
+    new[1:] = ordered[1:] != ordered[:-1]
+    return order[new]
+
+
+def compare(scores: Scores) -> dict[str, Lead]:
     """Return the encoder's lead over each of the others, with its standard error."""
     own = scores.each["encoder"].double()
-    found = {}
-    for name, each in scores.each.items():
+    leads = {}
+    for name, values in scores.each.items():
         if name != "encoder":
-            lead = own - each.double()
+            lead = own - values.double()
             error = float(lead.std()) / len(lead) ** 0.5 if len(lead) > 1 else 1.0
             mean = float(lead.mean())
-            found[name] = Compared(mean, error, mean > CLEAR * error, mean < -CLEAR * error)
-    return found
+            leads[name] = Lead(mean, error, mean > CLEAR * error, mean < -CLEAR * error)
+    return leads
 
 
-def _score(each: torch.Tensor) -> dict[str, float]:
-    error = float(each.std()) / len(each) ** 0.5 if len(each) > 1 else 1.0
-    return {"score": float(each.mean()), "error": error}
+def _score(values: Tensor) -> dict[str, float]:
+    error = float(values.std()) / len(values) ** 0.5 if len(values) > 1 else 1.0
+    return {"score": float(values.mean()), "error": error}
 
 
-def conclude(training: Training, backbone: str | None) -> dict[str, Any]:
-    """Judge the encoder, keep the better one of two, and write results/verdict.json."""
-    verdict, run = judge(training), training.run
-    if is_main():
-        run.trained_file.unlink(missing_ok=True)
-    if is_main() and verdict["kept"] == "start":
-        trunk = training.method.trunk
-        run.write_encoder(trunk, training.config, backbone, run.trained_file)
-        start = copy.deepcopy(trunk)
-        start.load_state_dict(read_safetensors(run.start_file)[0])
-        run.write_encoder(start, training.config, backbone)
-    if is_main():
-        verdict["mixing"] = mixing_advice(training.config, run.metrics())
-    run.write_result("verdict", verdict)
-    return verdict
+# The sentences
+
+
+def tell(scores: Scores, leads: dict[str, Lead], *, labelled: bool, keep: str) -> str:
+    """Return the verdict as one sentence, and a second one if the encoder was not kept."""
+    own = scores.each["encoder"]
+    error = f"{2 * float(own.std()) / len(own) ** 0.5:.1%}" if len(own) > 1 else "100%"
+    ranked = sorted(leads, key=lambda name: leads[name].difference)
+    template = messages.BY_LABELS if labelled else messages.BY_VIEWS
+    text = template.format(
+        judgement=_judgement(leads),
+        k=scores.k,
+        score=_percent(own),
+        error=error,
+        images=len(own),
+        others=", ".join(f"{messages.BASELINES[n]} {_percent(scores.each[n])}" for n in ranked),
+    )
+    return text + messages.START_KEPT if keep == "start" else text
+
+
+def _judgement(leads: dict[str, Lead]) -> str:
+    worse = [messages.BASELINES[name] for name, lead in leads.items() if lead.worse]
+    even = [
+        messages.BASELINES[name]
+        for name, lead in leads.items()
+        if not lead.worse and not lead.better
+    ]
+    if worse and even:
+        return messages.WORSE_AND_EVEN.format(worse=_listed(worse), even=_listed(even))
+    if worse:
+        return messages.WORSE.format(worse=_listed(worse))
+    return messages.EVEN.format(even=_listed(even)) if even else messages.BETTER
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _percent(scores: Tensor) -> str:
+    return f"{float(scores.mean()):.1%}"
+
+
+def advise(config: PretrainConfig, leads: dict[str, Lead], images: int, run: Run) -> list[str]:
+    """Return what to try, the likeliest cure first."""
+    advice, keys, data = [], config.train.queue_size, config.data
+    if config.uses("train.queue_size") and 5 * keys > images:
+        fewer = max(1, images // 5)
+        advice.append(messages.SMALLER_QUEUE.format(keys=keys, images=images, fewer=fewer))
+    changed = data.augmentation != "plain" and data.colour_strength > 0
+    if not leads["colours"].better and changed:
+        weaker = f"{data.colour_strength / 2:.2g}" if data.colour_strength > 0.3 else "0"
+        advice.append(messages.WEAKER_COLOURS.format(weaker=weaker))
+    longer = messages.LONGER.format(
+        command=messages.resume_command(run), epochs=2 * config.train.last_epoch
+    )
+    if config.model.init is not None:
+        return [*advice, messages.LOWER_TRUNK_LR.format(lower=config.trunk_lr / 10), longer]
+    cures = [messages.FROM_WEIGHTS, longer]
+    return [*advice, *(cures if images < FEW else reversed(cures))]

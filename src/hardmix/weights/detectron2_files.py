@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hardmix.settings.detection_options import SCHEDULES, DetectionConfig
+from hardmix.settings.evaluations import SCHEDULES, DetectionConfig
 
 PLUG_IN_FILE = "hardmix_detectron2.py"
 """A file name that Python can import."""
@@ -120,6 +120,7 @@ _VOC: dict[str, object] = {
     "train": '["voc_2007_trainval", "voc_2012_trainval"]',
     "test": '["voc_2007_test"]',
 }
+
 _COCO: dict[str, object] = {
     "title": "Mask R-CNN, C4, COCO 2017; the 1x schedule of 90k iterations.",
     "mask": "true",

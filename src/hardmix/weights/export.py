@@ -12,21 +12,19 @@ from typing import Any, NamedTuple
 
 import torch
 import torchvision.models.resnet as torchvision_resnet
+from jaxtyping import Float, Int64, UInt8
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from hardmix.data.augment import channel_statistics
+from hardmix.data.colours import channel_statistics
 from hardmix.errors import InputError
-from hardmix.evaluation.features import TrainedEncoder, load_encoder
+from hardmix.evaluation.trained_encoder import TrainedEncoder, load_encoder
 from hardmix.mixing.checks import check_choice
 from hardmix.models.backbones import RESNETS, parse_timm
 from hardmix.runs.folder import Run
-from hardmix.runtime.atomic_files import write_atomically
 from hardmix.runtime.console import say
-from hardmix.settings.bounded_files import most_weights, read_file
-from hardmix.weights.comparing import compare, compare_whole
+from hardmix.runtime.files import most_weights, read_file, write_atomically
 from hardmix.weights.detectron2_files import PLUG_IN_FILE, SHAPES, side_files, weights_file
-from hardmix.weights.onnx_preprocessing import WithPreprocessing
 
 OPSET = 20
 """ONNX opset: torch's default, supported by every onnxruntime that the extra allows."""
@@ -286,3 +284,110 @@ FORMATS: dict[str, Format] = {
     "detectron2": Format((".pth", ".pkl"), _detectron2),
 }
 """Every format by name."""
+
+TOLERANCE = 1e-3
+"""Largest allowed difference of features, relative to the largest feature."""
+ROUNDED = 2e-2
+"""The same for resized images, whose uint8 values may differ by one between implementations."""
+
+
+@torch.no_grad()
+def compare(
+    other: Callable[[Tensor], Tensor], encoder: TrainedEncoder, batches: tuple[int, ...], name: str
+) -> None:
+    """Print how much another program's features differ on random images; raise if too much."""
+    size, generator = encoder.image_size, torch.Generator().manual_seed(0)
+    worst = 0.0
+    for number in batches:
+        images = torch.randn(number, encoder.channels, size, size, generator=generator)
+        worst = max(worst, difference(encoder(images), other(images)))
+    if worst > TOLERANCE:
+        raise InputError(
+            f"features of {name} differ from hardmix's by {worst:.1e} of the largest, above the"
+            f" limit of {TOLERANCE:.0e}: nothing was written; please report this."
+        )
+    say(f"Verified with {name} on random images: features differ by {worst:.1e} of the largest.")
+
+
+def difference(
+    ours: Float[Tensor, "batch features"], theirs: Float[Tensor, "batch features"]
+) -> float:
+    """Return the largest difference relative to the largest feature; infinite for NaN."""
+    part = float((ours - theirs).abs().max() / ours.abs().max().clamp_min(1e-12))
+    return part if part == part else float("inf")
+
+
+@torch.no_grad()
+def compare_whole(other: Callable[[Tensor], Tensor], encoder: TrainedEncoder) -> None:
+    """Compare features of images of several sizes, preprocessed on both sides."""
+    size, generator = encoder.image_size, torch.Generator().manual_seed(0)
+    worst = 0.0
+    sizes = [(size, size), (size // 2 + 1, size), (3 * size + 1, 2 * size), (size, 6 * size)]
+    for height, width in sizes:
+        shape = 2, encoder.channels, height, width
+        images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+        ours = encoder(torch.stack([encoder.preprocess(image) for image in images]))
+        worst = max(worst, difference(ours, other(images)))
+    if worst > ROUNDED:
+        raise InputError(
+            f"features of onnxruntime with preprocessing differ from hardmix's by {worst:.1e} of"
+            f" the largest, above the limit of {ROUNDED:.0e}: nothing was written; please report"
+            " this."
+        )
+    say(f"Verified on random images of {len(sizes)} sizes: features differ by {worst:.1e}.")
+
+
+LONGEST = 4
+"""Sides longer than this many times the short one are cut first, as `evaluation_crop` does."""
+
+
+class WithPreprocessing(nn.Module):
+    """uint8 images to features: `evaluation_crop`, normalisation, trunk."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, encoder: TrainedEncoder) -> None:
+        super().__init__()
+        self.trunk, self.size = encoder.trunk, encoder.image_size
+        mean, std = channel_statistics(encoder.channels)
+        self.register_buffer("mean", torch.tensor(mean)[:, None, None])
+        self.register_buffer("std", torch.tensor(std)[:, None, None])
+
+    def forward(
+        self, images: UInt8[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch features"]:
+        """Features of images that have one size, whichever."""
+        height, width = (torch.full((1,), images.shape[axis], dtype=torch.int64) for axis in (2, 3))
+        down = self._weights(height, width, images.shape[2])
+        across = self._weights(width, height, images.shape[3])
+        crops = down @ images.float() @ across.T
+        crops = crops.round().clamp(0, 255) / 255  # uint8 again, as a file's crop would be
+        features: Tensor = self.trunk((crops - self.mean) / self.std)
+        return features
+
+    def _weights(
+        self,
+        side: Int64[Tensor, " 1"],
+        other: Int64[Tensor, " 1"],
+        pixels: int | torch.SymInt | torch.SymInt,
+    ) -> Float[Tensor, "size pixels"]:
+        """How much each of a side's pixels counts in each of the crop's."""
+        short = torch.minimum(side, other)
+        length = torch.minimum(side, LONGEST * short)
+        start = _middle(side - length)
+        ready = (side == self.size) & (other == self.size)  # stays as it is
+        resized = torch.where(ready, side, round(self.size * 256 / 224) * length // short)
+        first = _middle(resized - self.size)
+        scale = length.float() / resized.float()
+        reach = scale.clamp_min(1)
+        centre = (torch.arange(self.size).float() + first.float() + 0.5) * scale
+        pixel = torch.arange(pixels).float() + 0.5 - start.float()
+        inside = (pixel > 0) & (pixel < length.float())
+        weights = (1 - ((pixel[None] - centre[:, None]) / reach).abs()).clamp_min(0) * inside
+        return weights / weights.sum(dim=1, keepdim=True)
+
+
+def _middle(spare: Int64[Tensor, " 1"]) -> Int64[Tensor, " 1"]:
+    """Where the middle begins: as torchvision's center_crop rounds."""
+    return (spare.float() / 2).round().long()

@@ -9,21 +9,25 @@ shapes only: those that differ in strides or pooling (timm's resnetblur50) must 
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from hardmix.data.colours import channel_statistics
 from hardmix.errors import InputError
+from hardmix.models.backbones import build_backbone, fetch_pretrained
 from hardmix.models.encoders import build_encoder
 from hardmix.runs.folder import Run
-from hardmix.runs.weight_files import Source, first_names, read_weights
-from hardmix.runtime.atomic_files import write_atomically
-from hardmix.runtime.console import say, table
+from hardmix.runs.weight_files import SavedWeights, first_names, read_safetensors, read_weights
+from hardmix.runtime.console import say, table, warn
+from hardmix.runtime.files import write_atomically
 from hardmix.runtime.own_code import allowing
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.methods import METHOD_FACTS, MethodName
 from hardmix.settings.recipes import RECIPES
-from hardmix.weights.pixel_statistics import adapt_statistics
 from hardmix.weights.recognition import Fit, MocoParts, is_ours, moco_parts, recognise
 
 IMPORTED = "imported.safetensors"
@@ -73,7 +77,7 @@ def check_finite(file: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def _config(
-    source: Source, fit: Fit, moco: MocoParts | None, image_size: int | None
+    source: SavedWeights, fit: Fit, moco: MocoParts | None, image_size: int | None
 ) -> PretrainConfig:
     method: MethodName = "moco-v1" if moco and moco.head == "linear" else "moco-v2"
     facts = source.facts if is_ours(source) else {}
@@ -105,7 +109,7 @@ def _write(run: Run, trunk: nn.Module, config: PretrainConfig, beside: dict[str,
 
 
 def _report(
-    run: Run, config: PretrainConfig, source: Source, fit: Fit, moco: MocoParts | None
+    run: Run, config: PretrainConfig, source: SavedWeights, fit: Fit, moco: MocoParts | None
 ) -> None:
     used = {
         *(fit.view.names[name] for name in fit.agreeing),
@@ -134,7 +138,7 @@ def _report(
     say(f"      hardmix export {folder} --format onnx --out FILE")
 
 
-def _layout(source: Source, fit: Fit) -> str:
+def _layout(source: SavedWeights, fit: Fit) -> str:
     kinds = {
         "hardmix": is_ours(source),
         "MoCo": fit.view.prefix.endswith("encoder_q."),
@@ -144,3 +148,142 @@ def _layout(source: Source, fit: Fit) -> str:
     }
     name = next(name for name, holds in kinds.items() if holds)
     return f"{name}, under {fit.view.prefix}" if fit.view.prefix else name
+
+
+FETCHED = ("timm", "torchvision")
+"""Values of `model.init` that stand for a library's own pre-trained weights."""
+
+
+def initial_trunk(config: PretrainConfig, run: Run) -> nn.Module | None:
+    """Return the trunk to start from; None for random weights or those of a checkpoint."""
+    init = config.model.init
+    if init is None and is_imported(config, run):
+        init = str(run.encoder_file)
+    if init is None or any(run.checkpoints.glob("step-*")):
+        return None
+    data, backbone = config.data, config.model.backbone
+    if init in FETCHED:
+        trunk = fetch_pretrained(init, backbone, data.channels)
+        foreign = True
+    else:
+        file = weights_file(init)
+        source = read_weights(file)
+        fit = _fit(file, source, backbone, data.channels)
+        trunk = build_backbone(backbone, data.channels, data.image_size).trunk
+        taken = {name: source.tensors[fit.view.names[name]] for name in fit.agreeing}
+        check_finite(file, taken)
+        trunk.load_state_dict(trunk.state_dict() | taken)
+        foreign = not is_ours(source)
+    if foreign:
+        adapt_statistics(trunk, backbone, data.channels, data.image_size)
+    say(f"Starting from {init}; the trunk's learning rate is {config.trunk_lr:g} x optimizer.lr.")
+    return trunk
+
+
+def is_imported(config: PretrainConfig, run: Run) -> bool:
+    """Return whether the run was made by `hardmix import` and never trained."""
+    return config.recipe == "imported" and run.encoder_file.exists()
+
+
+def imported_parts(config: PretrainConfig, run: Run) -> dict[str, Tensor]:
+    """Return the head and queue that `hardmix import` kept from a MoCo checkpoint, if any."""
+    file = run.path / IMPORTED
+    return read_safetensors(file).tensors if is_imported(config, run) and file.exists() else {}
+
+
+def weights_file(init: str) -> Path:
+    """Return the file of `model.init`: itself, or a run's encoder."""
+    path = Path(init).expanduser()
+    if not path.is_dir():
+        return path
+    file = Run.open(path).encoder_file
+    if not file.exists():
+        raise InputError(
+            f"model.init={init} has no encoder.safetensors: finish that run first, with"
+            f" hardmix pretrain --out {init} --resume."
+        )
+    return file
+
+
+def recognised_backbone(init: str) -> str:
+    """Return the backbone recognised in the file of `model.init`."""
+    file = weights_file(init)
+    return recognise(file, read_weights(file), None).backbone
+
+
+def _fit(file: Path, source: SavedWeights, backbone: str, channels: int) -> Fit:
+    try:
+        fit = recognise(file, source, backbone)
+    except InputError as error:
+        try:
+            found = recognise(file, source, None).backbone
+        except InputError:
+            raise error from None
+        raise InputError(
+            f"model.init={file} has the weights of a {found}, but model.backbone={backbone}: set"
+            f" model.backbone to {found}."
+        ) from None
+    if fit.channels != channels:
+        raise InputError(
+            f"model.init={file} is for images of {fit.channels} channels, but"
+            f" data.channels={channels}: choose other weights, or leave model.init unset."
+        )
+    return fit
+
+
+CLOSE = 0.05
+"""Largest relative difference of features that the border may cause."""
+
+
+@torch.no_grad()
+def adapt_statistics(trunk: nn.Module, backbone: str, channels: int, image_size: int) -> None:
+    """Adapt a trunk with timm's weights to hardmix's normalisation; prints or warns."""
+    known: Any = getattr(trunk, "pretrained_cfg", None) or {}
+    mean, std = (torch.tensor(known.get(name, ())) for name in ("mean", "std"))
+    our_mean, our_std = map(torch.tensor, channel_statistics(channels))
+    if channels != 3 or len(mean) != 3 or len(std) != 3:
+        return
+    if torch.allclose(mean, our_mean) and torch.allclose(std, our_std):
+        return
+    pixels = torch.rand(4, 3, image_size, image_size, generator=torch.Generator().manual_seed(0))
+    training = trunk.training
+    trunk.eval()
+    before = {name: value.clone() for name, value in trunk.state_dict().items()}
+    wanted = trunk(_normalised(pixels, mean, std))
+    folded = _fold(trunk, our_std / std, (our_mean - mean) / std)
+    error = (trunk(_normalised(pixels, our_mean, our_std)) - wanted).norm() / wanted.norm()
+    if folded and float(error) < CLOSE:
+        say(
+            f"{backbone} was trained on pixels normalised with mean {mean.tolist()} and deviation"
+            f" {std.tolist()}: its first layer was adapted to hardmix's normalisation."
+        )
+    else:
+        trunk.load_state_dict(before)
+        warn(
+            f"{backbone} was trained on pixels normalised with mean {mean.tolist()} and deviation"
+            f" {std.tolist()}, but hardmix uses {our_mean.tolist()} and {our_std.tolist()}: its"
+            " features are worse than they could be."
+        )
+    trunk.train(training)
+
+
+def _fold(trunk: nn.Module, factor: Tensor, shift: Tensor) -> bool:
+    """Fold factor and shift into the first layers; False if no layer can take the shift."""
+    layers = [each for each in trunk.modules() if isinstance(each, nn.Conv2d | _BatchNorm)]
+    if not layers or not isinstance(layers[0], nn.Conv2d) or layers[0].in_channels != len(factor):
+        return False
+    first = layers[0]
+    added = first.weight.sum(dim=(2, 3)) @ shift
+    first.weight.mul_(factor[:, None, None])
+    if first.bias is not None:
+        first.bias.add_(added)
+        return True
+    behind = layers[1] if len(layers) > 1 else None
+    if not isinstance(behind, _BatchNorm) or behind.running_mean is None:
+        return False
+    behind.running_mean.sub_(added)
+    return True
+
+
+def _normalised(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    return (pixels - mean[:, None, None]) / std[:, None, None]

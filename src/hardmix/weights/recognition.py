@@ -5,7 +5,7 @@ hardmix.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -16,10 +16,9 @@ from torch import Tensor
 from hardmix.errors import InputError
 from hardmix.models.backbones import BACKBONES, build_backbone
 from hardmix.runs.folder import ENCODER_FORMAT, OWN_TRUNK
-from hardmix.runs.weight_files import Source, first_names
+from hardmix.runs.weight_files import SavedWeights, first_names
 from hardmix.runtime.own_code import check_allowed, is_own
 from hardmix.settings.named_choices import Head
-from hardmix.weights.efficientnet_names import EFFICIENTNETS, is_numbered_flat, timm_names
 
 MAX_CHANNELS = 16
 PREFIXES = (
@@ -79,7 +78,7 @@ class MocoParts(NamedTuple):
     names: dict[str, str]
 
 
-def recognise(file: Path, source: Source, backbone: str | None) -> Fit:
+def recognise(file: Path, source: SavedWeights, backbone: str | None) -> Fit:
     """Return the backbone and the part of the file that agree in every name and shape."""
     ours = source.facts.get("backbone") if is_ours(source) else None
     named = backbone or (ours if ours != OWN_TRUNK else None)
@@ -102,7 +101,7 @@ def recognise(file: Path, source: Source, backbone: str | None) -> Fit:
     return nearest
 
 
-def _candidates(source: Source) -> list[str]:
+def _candidates(source: SavedWeights) -> list[str]:
     """Return the backbones to try if none is named."""
     views = _views("", {name: name for name in source.tensors})
     flat = any(is_numbered_flat(view.names) for view in views)
@@ -169,7 +168,7 @@ def _no_fit(file: Path, fit: Fit, backbone: str | None) -> str:
     )
 
 
-def moco_parts(source: Source, fit: Fit) -> MocoParts | None:
+def moco_parts(source: SavedWeights, fit: Fit) -> MocoParts | None:
     """Return the head and queue of a MoCo checkpoint; the queue only if dimensions match."""
     if not fit.view.prefix.endswith("encoder_q."):
         return None
@@ -187,6 +186,56 @@ def moco_parts(source: Source, fit: Fit) -> MocoParts | None:
     return MocoParts(head, dim, queue.shape[1], names | {name: outer + name for name in held})
 
 
-def is_ours(source: Source) -> bool:
+def is_ours(source: SavedWeights) -> bool:
     """Return whether hardmix wrote the file."""
     return source.facts.get("format") == ENCODER_FORMAT
+
+
+EFFICIENTNETS = tuple(f"timm:tf_efficientnet_lite{number}" for number in range(5))
+"""Recognised by shapes; others must be named by `backbone`."""
+
+FLAT_BLOCK = re.compile(r"_blocks\.(\d+)\._(\w+)\.(\w+)")
+TIMM_BLOCK = re.compile(r"blocks\.(\d+\.\d+)\.")
+
+AROUND = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}
+AFTER = {"_fc": "classifier"}
+EXPANDED = {
+    "expand_conv": "conv_pw",
+    "bn0": "bn1",
+    "depthwise_conv": "conv_dw",
+    "bn1": "bn2",
+    "project_conv": "conv_pwl",
+    "bn2": "bn3",
+}
+PLAIN = {"depthwise_conv": "conv_dw", "bn1": "bn1", "project_conv": "conv_pw", "bn2": "bn2"}
+SQUEEZE = {"se_reduce": "se.conv_reduce", "se_expand": "se.conv_expand"}
+
+
+def is_numbered_flat(names: Iterable[str]) -> bool:
+    """Return whether these are names of EfficientNet-PyTorch."""
+    return {"_conv_stem.weight", "_blocks.0._depthwise_conv.weight"} <= set(names)
+
+
+def timm_names(names: Mapping[str, str], wanted: Iterable[str]) -> dict[str, str]:
+    """Return timm's names of these tensors; `wanted` are all names of timm's network.
+
+    Values are the names in the file. Unknown names are kept.
+    """
+    found = (TIMM_BLOCK.match(name) for name in wanted)
+    places = list(dict.fromkeys(match[1] for match in found if match))
+    expanded = {
+        match[1] for name in names if (match := FLAT_BLOCK.match(name)) and "expand_c" in name
+    }
+    return {_timm_name(name, places, expanded): value for name, value in names.items()}
+
+
+def _timm_name(name: str, places: list[str], expanded: set[str]) -> str:
+    match = FLAT_BLOCK.match(name)
+    if match is None:
+        layer, dot, rest = name.partition(".")
+        return (AROUND | AFTER).get(layer, layer) + dot + rest
+    number, layer, rest = match.groups()
+    known = (EXPANDED if number in expanded else PLAIN) | SQUEEZE
+    if int(number) >= len(places) or layer not in known:
+        return name
+    return f"blocks.{places[int(number)]}.{known[layer]}.{rest}"

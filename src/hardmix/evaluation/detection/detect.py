@@ -9,16 +9,25 @@ Running the same command again resumes: finished trials are read, not repeated.
 import dataclasses
 import io
 import json
+import math
 import statistics
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image, ImageDraw
 from torch import nn
 
+from hardmix.data.image_files import read_image
+from hardmix.data.workers import WorkerPool
 from hardmix.errors import InputError
-from hardmix.evaluation.detection.coco_data import open_coco
+from hardmix.evaluation.detection.boxes import Size
+from hardmix.evaluation.detection.c4 import C4Detector, paste, resized
+from hardmix.evaluation.detection.coco import coco_ap, open_coco
 from hardmix.evaluation.detection.detector_training import (
     Batches,
     DetectorTraining,
@@ -29,28 +38,55 @@ from hardmix.evaluation.detection.detector_training import (
     save,
     train_until,
 )
-from hardmix.evaluation.detection.drawing import compare
-from hardmix.evaluation.detection.samples import DetectionSplits, FoundObjects
-from hardmix.evaluation.detection.testing import Scores, find_objects, score
-from hardmix.evaluation.detection.transforms import check_readable
-from hardmix.evaluation.detection.voc_data import open_voc
-from hardmix.evaluation.features import load_encoder
+from hardmix.evaluation.detection.samples import (
+    DetectionImage,
+    DetectionSet,
+    DetectionSplits,
+    FoundObjects,
+    Mask,
+    decode_mask,
+    found_objects,
+)
+from hardmix.evaluation.detection.transforms import DetectorInput, check_readable, plain_input
+from hardmix.evaluation.detection.voc import open_voc, voc_ap
+from hardmix.evaluation.trained_encoder import load_encoder
 from hardmix.models.backbones import build_backbone
 from hardmix.runs.folder import Run
 from hardmix.runs.weight_files import read_weights
-from hardmix.runtime.atomic_files import locked_folder, remove_leftovers, write_atomically
 from hardmix.runtime.console import progress, say, table, warn
-from hardmix.runtime.device import choose_compute
-from hardmix.runtime.distributed import broadcast_text, is_main, meet
+from hardmix.runtime.device import Compute, choose_compute, send
+from hardmix.runtime.distributed import (
+    broadcast_object,
+    gather_objects,
+    is_main,
+    meet,
+    rank,
+    world_size,
+)
+from hardmix.runtime.files import locked_folder, read_json, remove_leftovers, write_atomically
 from hardmix.runtime.random_numbers import seed_of
-from hardmix.settings.detection_options import DetectionConfig
-from hardmix.settings.saved import read_json
+from hardmix.settings.evaluations import DetectionConfig, DetectionTask
 
 PICTURES = 6
 """Test images that are drawn for each trial."""
 
 NAMED = 5
 """Invalid objects that are reported one by one; the others are only counted."""
+
+SHOWN = 0.5
+"""Smallest score of a detection that is drawn."""
+
+LONGEST_DRAWN = 640
+"""Pixels of a picture's longest side."""
+
+COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
+"""Okabe and Ito's colours, which colour-blind people can distinguish."""
+
+_HEAD, _GAP = 20, 8
+"""Pixels above a picture and between two."""
+
+Scores = dict[str, dict[str, float | None]]
+"""Full name of a metric -> ap, ap50, ap75 and more, from 0 to 1; None if undefined."""
 
 
 def evaluate(
@@ -61,7 +97,7 @@ def evaluate(
     weights: Path | None = None,
     out: Path | None = None,
 ) -> dict[str, Any]:
-    """Train and test `config.trials` detectors on the data in `root`; means go to results/."""
+    """Train and test `config.trials` detectors on the data in `root`; write means to results/."""
     run = Run.open(path)
     name = f"detection-{config.task}-{config.schedule}" + (
         "" if config.start == "run" else f"-{config.start}"
@@ -99,7 +135,7 @@ def evaluate(
 def starting_trunk(
     path: Path, config: DetectionConfig, weights: Path | None, seed: int
 ) -> nn.Module:
-    """Return the network to fine-tune: the run's, or the same architecture as a baseline."""
+    """Return the network to fine-tune: the run's, or a baseline of the same architecture."""
     if (weights is None) == (config.start == "supervised"):
         raise InputError(
             f"start={config.start!r} with weights={weights}: start='supervised' needs a file of"
@@ -151,16 +187,16 @@ def claim(folder: Path, config: DetectionConfig, root: Path, weights: Path | Non
     """Record the settings in the folder; raise InputError if it was started with others."""
     free = ("trials", "workers", "device", "log_every")
     values = {k: v for k, v in dataclasses.asdict(config).items() if k not in free}
-    given = {"settings": values, "data": str(root), "weights": weights and str(weights)}
-    wanted = json.loads(json.dumps(given))
+    facts = {"settings": values, "data": str(root), "weights": weights and str(weights)}
+    wanted = json.loads(json.dumps(facts))
     file = folder / "settings.json"
     if file.exists():
         try:
-            found = read_json(file)
+            recorded = read_json(file)
         except (OSError, ValueError) as error:
             raise InputError(f"{file} is not JSON: {error}; choose another folder.") from error
-        if found != wanted:
-            before = found.get("settings", {}) if isinstance(found, dict) else {}
+        if recorded != wanted:
+            before = recorded.get("settings", {}) if isinstance(recorded, dict) else {}
             after = wanted["settings"]
             changed = [k for k in after if before.get(k) != after[k]] or ["data or weights"]
             raise InputError(
@@ -180,14 +216,14 @@ def _finished(file: Path) -> dict[str, Any] | None:
     text = ""
     if is_main() and file.exists():
         try:
-            found = read_json(file)
-            _headline(found["scores"])
-            text = json.dumps(found)
+            result = read_json(file)
+            _headline(result["scores"])
+            text = json.dumps(result)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
             raise InputError(
                 f"{file} is incomplete ({error}): delete it to test the trial again."
             ) from error
-    text = broadcast_text(text)
+    text = broadcast_object(text)
     return json.loads(text) if text else None
 
 
@@ -213,7 +249,7 @@ def run_trial(
     torch.manual_seed(seed_of("detector's heads", seed))
     detector = build_detector(trunk, len(splits.train.classes), config, device)
     optimizer = build_optimizer(detector, config)
-    meet()  # a process that could not build its own is noticed before the others wait on GPUs
+    meet()  # a process that could not build its detector is noticed before the others wait
     training = DetectorTraining(
         config, seed, splits.train, Run(folder), detector, optimizer, compute
     )
@@ -221,11 +257,11 @@ def run_trial(
     batches = Batches(splits.train, config, seed, device)
     curve = train(training, batches, splits)
     batches.close()
-    scores, found = test(training, splits)
+    scores, detections = test(training, splits)
     result = {"seed": seed, "scores": scores, "curve": curve, "unreadable": len(batches.unreadable)}
     result["seconds"] = time.monotonic() - started
     if is_main():
-        draw(folder / "pictures", splits, found)
+        draw(folder / "pictures", splits, detections)
         write_atomically(file, json.dumps(result, indent=2).encode())
     say(f"{folder.name}: {_headline(scores)}")
     return result
@@ -258,12 +294,12 @@ def train(
 
 
 def test(training: DetectorTraining, splits: DetectionSplits) -> tuple[Scores, list[FoundObjects]]:
-    """Return the AP on the test images, and the detections."""
+    """Return the AP on the test images, and the detections in them."""
     config = training.config
-    found = find_objects(
+    detections = find_objects(
         training.detector, splits.test.images, config.test_side, config.workers, training.compute
     )
-    return score(config.task, splits.test, found), found
+    return score(config.task, splits.test, detections), detections
 
 
 def draw(folder: Path, splits: DetectionSplits, found: list[FoundObjects]) -> None:
@@ -278,7 +314,7 @@ def draw(folder: Path, splits: DetectionSplits, found: list[FoundObjects]) -> No
 
 
 def summary(trials: list[Scores]) -> dict[str, dict[str, Any]]:
-    """Return each number's mean and sample deviation over trials (None for a single trial)."""
+    """Return each number's mean and sample deviation over the trials; a single trial has none."""
     means: dict[str, dict[str, Any]] = {}
     for metric, names in trials[0].items():
         means[metric] = {}
@@ -314,3 +350,119 @@ def _headline(scores: Scores) -> str:
         if (value := numbers[key]) is not None
     ]
     return f"{metric}: {', '.join(shown)}"
+
+
+def find_objects(
+    detector: C4Detector,
+    images: Sequence[DetectionImage],
+    side: int,
+    workers: int | None,
+    compute: Compute,
+) -> list[FoundObjects]:
+    """Return the detections in each image, in order; the processes share the images."""
+    detector.eval()
+    mine = list(images)[rank() :: world_size()]
+    pool = WorkerPool(partial(plain_input, side=side), workers, compute.device)
+    detections = []
+    with progress("detecting", len(mine)) as meter:
+        for number, image in enumerate(pool.run(mine), start=1):
+            detections.append(find_in(detector, image, compute))
+            meter.advance(number)
+    pool.close()
+    everyone = gather_objects(detections)
+    return [
+        everyone[number % world_size()][number // world_size()] for number in range(len(images))
+    ]
+
+
+def find_in(detector: C4Detector, image: DetectorInput, compute: Compute) -> FoundObjects:
+    """Return the detections in one image, in the pixels of its file."""
+    seen = Size(*image.image.shape[1:])
+    original = Size(image.sample.height, image.sample.width)
+    with compute.autocast():
+        detections = detector.detect([send(image.image, compute.device)])[0]
+    detections = resized(detections, seen, original)
+    masks = None if detections.masks is None else paste(detections, original)
+    return found_objects(detections.boxes, detections.scores, detections.classes, masks)
+
+
+def score(task: DetectionTask, test: DetectionSet, found: Sequence[FoundObjects]) -> Scores:
+    """Return the AP by the rules of VOC or of COCO, each under its own name."""
+    if task == "voc":
+        number = len(test.classes)
+        aps = [
+            voc_ap(test.images, found, number),
+            voc_ap(test.images, found, number, "VOC12 area"),
+        ]
+        return {each.metric: {"ap": each.ap, "ap50": each.ap50, "ap75": each.ap75} for each in aps}
+    by_id = {int(image.id): each for image, each in zip(test.images, found, strict=True)}
+    scores: Scores = {}
+    for kind in ("box", "mask"):
+        ap = coco_ap(test, by_id, kind)
+        values = {name: value for name, value in vars(ap).items() if name != "kind"}
+        scores[f"COCO {kind}"] = {
+            name: None if math.isnan(value) else value for name, value in values.items()
+        }
+    return scores
+
+
+def compare(
+    sample: DetectionImage, found: FoundObjects, classes: Sequence[str], score: float = SHOWN
+) -> Image.Image:
+    """Draw the image twice: with its true objects, and with those detected above `score`."""
+    kept = found.scores >= score
+    masks = found.masks and tuple(
+        mask for mask, keep in zip(found.masks, kept, strict=True) if keep
+    )
+    names = [classes[number] for number in sample.classes]
+    guesses = [
+        f"{classes[number]} {value:.2f}"
+        for number, value in zip(found.classes[kept], found.scores[kept], strict=True)
+    ]
+    truth = _draw(sample, sample.boxes, sample.classes, names, sample.masks)
+    answer = _draw(sample, found.boxes[kept], found.classes[kept], guesses, masks)
+    titles = (f"true: {len(names)}", f"detected (score {score:g} or more): {len(guesses)}")
+    return _side_by_side((truth, answer), titles)
+
+
+def _draw(
+    sample: DetectionImage,
+    boxes: np.ndarray,
+    numbers: np.ndarray,
+    texts: Sequence[str],
+    masks: Sequence[Mask] | None,
+) -> Image.Image:
+    pixels = read_image(sample.path).permute(1, 2, 0).numpy().copy()
+    for number, mask in zip(numbers, masks or (), strict=False):
+        inside = decode_mask(mask, sample.height, sample.width)
+        colour = np.array(_rgb(int(number)))
+        pixels[inside] = (0.55 * pixels[inside] + 0.45 * colour).astype(np.uint8)
+    picture = Image.fromarray(pixels)
+    scale = min(1.0, LONGEST_DRAWN / max(picture.size))
+    size = tuple(max(1, round(side * scale)) for side in picture.size)
+    picture = picture.resize((size[0], size[1]))
+    pen = ImageDraw.Draw(picture)
+    for box, number, text in zip(boxes * scale, numbers, texts, strict=True):
+        colour_name = COLOURS[int(number) % len(COLOURS)]
+        pen.rectangle([float(value) for value in box], outline=colour_name, width=2)
+        place = (float(box[0]) + 3, float(box[1]) + 2)
+        pen.rectangle(pen.textbbox(place, text), fill=colour_name)
+        pen.text(place, text, fill="black")
+    return picture
+
+
+def _side_by_side(pictures: Sequence[Image.Image], titles: Sequence[str]) -> Image.Image:
+    width = sum(max(picture.width, 160) for picture in pictures) + _GAP * (len(pictures) + 1)
+    height = max(picture.height for picture in pictures) + _HEAD + _GAP
+    sheet = Image.new("RGB", (width, height), "white")
+    pen, left = ImageDraw.Draw(sheet), _GAP
+    for picture, title in zip(pictures, titles, strict=True):
+        pen.text((left, 4), title, fill="black")
+        sheet.paste(picture, (left, _HEAD))
+        left += max(picture.width, 160) + _GAP
+    return sheet
+
+
+def _rgb(number: int) -> tuple[int, int, int]:
+    colour = COLOURS[number % len(COLOURS)]
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)

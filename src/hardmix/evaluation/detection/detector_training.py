@@ -4,36 +4,43 @@ Every random choice is a function of (seed, step): a stopped run resumes as if i
 interrupted.
 """
 
-import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hardmix.data.image_files import UnreadableImage
 from hardmix.data.workers import WorkerPool
 from hardmix.errors import InputError
-from hardmix.evaluation.detection.c4 import C4Detector, Image
-from hardmix.evaluation.detection.matching import Sampling
-from hardmix.evaluation.detection.norms import CPU, batch_norms, make_precise, synchronised
-from hardmix.evaluation.detection.roi_heads import RoiSettings, Target
-from hardmix.evaluation.detection.rpn import RpnSettings, TopK
+from hardmix.evaluation.detection.boxes import Sampling
+from hardmix.evaluation.detection.c4 import (
+    C4Detector,
+    Image,
+    RoiSettings,
+    RpnSettings,
+    Target,
+    TopK,
+)
 from hardmix.evaluation.detection.samples import DetectionImage, DetectionSet
 from hardmix.evaluation.detection.transforms import (
     DetectorInput,
     grouped_batches,
     training_input,
 )
+from hardmix.models.batch_norm import batch_norms, synchronise_batch_norm
 from hardmix.runs.checkpoints import optimizer_tensors, share_optimizer
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import Meter, say, warn
 from hardmix.runtime.device import Compute, Late, read_together, send
 from hardmix.runtime.distributed import (
-    broadcast_text,
+    add_up,
+    broadcast_object,
     is_main,
     rank,
     share_state,
@@ -42,7 +49,10 @@ from hardmix.runtime.distributed import (
     wrap,
 )
 from hardmix.runtime.random_numbers import seed_of
-from hardmix.settings.detection_options import DetectionConfig
+from hardmix.settings.evaluations import DetectionConfig
+
+CPU = torch.device("cpu")
+
 
 WARM_UP_FROM = 1e-3
 """Factor on the learning rate at the first step."""
@@ -50,7 +60,7 @@ WARM_UP_FROM = 1e-3
 MOMENTUM = 0.9
 
 Visits = list[tuple[int, int]]
-"""A batch to be read: (epoch, position among the images) each."""
+"""The images of a batch, each as (epoch, position among the images)."""
 
 
 @dataclass
@@ -78,7 +88,7 @@ class DetectorTraining:
 def build_detector(
     trunk: nn.Module, classes: int, config: DetectionConfig, device: torch.device = CPU
 ) -> C4Detector:
-    """Build a detector around a trunk, with trained, synchronised batch norms, on a device."""
+    """Build a detector around a trunk, with batch norm over all processes, on a device."""
     detector = C4Detector(
         trunk,
         classes,
@@ -86,15 +96,15 @@ def build_detector(
         rpn=RpnSettings(test=TopK(6000, config.proposals)),
         roi=RoiSettings(sampling=Sampling(config.regions, 0.25)),
     )
-    synchronised(detector, device)
+    synchronise_batch_norm(detector, device)
     return detector.to(device)
 
 
 def build_optimizer(detector: nn.Module, config: DetectionConfig) -> torch.optim.SGD:
     """Return SGD without weight decay on batch norm."""
     norms = [parameter for layer in batch_norms(detector) for parameter in layer.parameters()]
-    known = set(map(id, norms))
-    others = [parameter for parameter in detector.parameters() if id(parameter) not in known]
+    ids = set(map(id, norms))
+    others = [parameter for parameter in detector.parameters() if id(parameter) not in ids]
     groups = [
         {"params": others, "weight_decay": config.weight_decay},
         {"params": norms, "weight_decay": 0.0},
@@ -125,7 +135,7 @@ def train_until(training: DetectorTraining, stop: int, batches: "Batches", meter
         total = torch.stack(list(losses.values())).sum()
         training.optimizer.zero_grad()
         total.backward()
-        check_finite(training)  # of the previous step: it is already computed
+        check_finite(training)  # the previous step's loss, which is already computed
         training.late = training.step, Late(total)
         if training.compute.device.type == "cpu":
             check_finite(training)
@@ -161,7 +171,7 @@ def check_finite(training: DetectorTraining) -> None:
 
 
 def precise_statistics(training: DetectorTraining, batches: "Batches") -> None:
-    """Compute batch-norm statistics from many training batches, before a test."""
+    """Set the batch-norm statistics from many training batches, before a test."""
     config = training.config
     if config.precise_bn == 0:
         return
@@ -221,7 +231,7 @@ def read_batch(
     *,
     with_masks: bool,
 ) -> tuple[list[DetectorInput], list[str]]:
-    """Return the images of a batch, and the faults of those that cannot be read.
+    """Return the images of a batch, and sentences about those that cannot be read.
 
     An unreadable image is replaced by the next one, so that a batch keeps its size.
     """
@@ -239,9 +249,9 @@ def read_batch(
     return inputs, faults
 
 
-def _target(each: DetectorInput, device: torch.device) -> Target:
-    masks = None if each.masks is None else send(each.masks, device)
-    return Target(send(each.boxes, device), send(each.classes, device), masks)
+def _target(sample: DetectorInput, device: torch.device) -> Target:
+    masks = None if sample.masks is None else send(sample.masks, device)
+    return Target(send(sample.boxes, device), send(sample.classes, device), masks)
 
 
 def save(training: DetectorTraining) -> None:
@@ -256,16 +266,16 @@ def save(training: DetectorTraining) -> None:
 
 def restore(training: DetectorTraining) -> None:
     """Resume from the newest intact checkpoint, if any; rank 0 reads it for all."""
-    found = training.folder.load_checkpoint() if is_main() else None
-    step = json.loads(broadcast_text(json.dumps(found and found.manifest["step"])))
+    checkpoint = training.folder.load_checkpoint() if is_main() else None
+    step = broadcast_object(checkpoint and checkpoint.manifest["step"])
     if step is None:
         training.folder.forget_after(0)  # what was logged before a first checkpoint
         return
-    for name in found.broken if found else ():
+    for name in checkpoint.broken if checkpoint else ():
         warn(f"{name} does not match its checksum: using the checkpoint before it.")
     detector, momentum = (
-        {k.removeprefix(part): v for k, v in found.tensors.items() if k.startswith(part)}
-        if found
+        {k.removeprefix(part): v for k, v in checkpoint.tensors.items() if k.startswith(part)}
+        if checkpoint
         else {}
         for part in ("detector.", "optimizer.")
     )
@@ -277,3 +287,43 @@ def restore(training: DetectorTraining) -> None:
     if is_main():
         training.folder.forget_after(training.step)
     say(f"Resuming from step {training.step}.")
+
+
+class _Sums:
+    """The count, sum and sum of squares of a batch norm's inputs, by channel."""
+
+    def __init__(self, norm: _BatchNorm) -> None:
+        self.norm = norm
+        self.values = norm.weight.new_zeros(3, norm.num_features, dtype=torch.float64)
+        self._hook = norm.register_forward_pre_hook(self._add)
+
+    def _add(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        maps = inputs[0].detach().double()
+        count = torch.full_like(maps[0, :, 0, 0], maps.numel() / maps.shape[1])
+        sums = [count, maps.sum(dim=(0, 2, 3)), maps.square().sum(dim=(0, 2, 3))]
+        self.values += torch.stack(sums)
+
+    def write(self) -> None:
+        """Set the norm's statistics to the mean and variance over all processes."""
+        self._hook.remove()
+        count, total, squares = add_up(self.values)
+        mean = total / count
+        assert self.norm.running_mean is not None
+        assert self.norm.running_var is not None
+        self.norm.running_mean.copy_(mean)
+        self.norm.running_var.copy_(squares / count - mean.square())
+
+
+@torch.no_grad()
+def make_precise(detector: nn.Module, batches: Iterable[Any]) -> None:
+    """Replace the running statistics of batch norm by those of all these batches together.
+
+    Batches are run in training mode and weighted by size, as in fvcore's precise BN. The batches of
+    all processes are pooled, so that the processes agree.
+    """
+    detector.train()
+    sums_of_norms = [_Sums(norm) for norm in batch_norms(detector)]
+    for images, targets in batches:
+        detector(images, targets)
+    for sums in sums_of_norms:
+        sums.write()

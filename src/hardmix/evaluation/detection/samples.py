@@ -128,7 +128,7 @@ def decode_mask(mask: Mask, height: int, width: int) -> Bitmap:
 
 
 def run_lengths(counts: bytes) -> list[int]:
-    """Return the runs of a compressed mask: 5 bits a character, from the third as differences."""
+    """Return the runs of a compressed mask: 5 bits per character, differences from the third on."""
     runs: list[int] = []
     value = shift = 0
     for character in counts:

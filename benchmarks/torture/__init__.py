@@ -1,0 +1,1 @@
+"""Kills, damage and full disks: nothing good may be lost."""

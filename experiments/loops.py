@@ -1,0 +1,157 @@
+"""What masks, filters, weights and mixing do to five loops that people have: the examples.
+
+    python experiments/loops.py [--seeds 8] [--first-seed 1] [--only recommender ...]
+
+Each loop is trained with its example's settings and one change, with the same seeds. A change is a
+replacement of the loss's options. Every result is one line of loops.jsonl; runs that are
+there are not made again. `python experiments/results.py` writes the table of docs/library.md.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORDS = Path(__file__).resolve().parent / "loops.jsonl"
+
+LOOPS = {
+    "plain_pytorch": "MochiLoss",
+    "sentence_transformers_loop": "MixedNegativesLoss",
+    "two_towers": "TwoTowerLoss",
+    "recommender": "MochiLoss",
+    "supcon_waveforms": "SupConLoss",
+}
+"""Each example, and the loss in it."""
+
+PLAIN = {"num_pairs": 0, "num_with_query": 0, "weights": "none"}
+CHANGES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "filter above-positive": {"filter_negatives": "above-positive"},
+    "filter share-of-positive": {"filter_negatives": "share-of-positive"},
+    "hardness weights": {"weights": "hardness"},
+    "mixed pairs": {"num_hardest": "sixteenth", "num_pairs": 64},
+    "mixed pairs and query": {"num_hardest": "sixteenth", "num_pairs": 64, "num_with_query": 8},
+}
+"""Options of the loss, besides those of PLAIN."""
+
+
+def main() -> None:
+    """Train what has no record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--only", nargs="*", default=list(LOOPS), choices=list(LOOPS))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(ROOT / "examples"))
+    there = {(line["loop"], line["change"], line["seed"]) for line in records()}
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
+        for loop in options.only:
+            for change in changes_of(loop):
+                if (loop, change, seed) not in there:
+                    write(
+                        {"loop": loop, "change": change, "seed": seed} | trained(loop, change, seed)
+                    )
+
+
+def changes_of(loop: str) -> list[str]:
+    """Return the changes that a loop is tried with; masks are its own."""
+    masks = {
+        "plain_pytorch": ["without ids"],
+        "recommender": ["without the mask", "without the mask, above-positive", "logq weights"],
+        "sentence_transformers_loop": ["queue", "hardness weights, own"],
+        "supcon_waveforms": ["without the queue", "supcon-in"],
+    }
+    return [*CHANGES, *masks.get(loop, [])]
+
+
+def trained(loop: str, change: str, seed: int) -> dict[str, float]:
+    """Return the share found before and after training, in percent."""
+    module = import_module(loop)
+    with changed(module, loop, change):
+        before, after = module.main(seed=seed)[:2]
+    return {"before": round(100 * before, 4), "after": round(100 * after, 4)}
+
+
+@contextmanager
+def changed(module: Any, loop: str, change: str) -> Iterator[None]:
+    """A context in which the example's loss has other options."""
+    name = LOOPS[loop]
+    loss = getattr(module, name)
+    setattr(module, name, with_options(loss, loop, change))
+    try:
+        yield
+    finally:
+        setattr(module, name, loss)
+
+
+def with_options(loss: Callable[..., Any], loop: str, change: str) -> Callable[..., Any]:
+    """Return the example's loss with the options of a change."""
+    if loop == "supcon_waveforms":
+        options: dict[str, Any] = {}
+        if change == "without the queue":
+            return lambda temperature, **_: loss(temperature=temperature)
+        if change == "supcon-in":
+            options = {"denominator": "supcon-in"}
+        return partial(loss, **{**options, **CHANGES.get(change, {})})
+    if loop in ("two_towers", "sentence_transformers_loop"):
+        options = dict(CHANGES.get(change, {}))
+        if change == "queue":
+            options = {"queue_size": 64, "queue_after": 20}
+        if change == "hardness weights, own":
+            options = {"weights": "hardness"}
+        return lambda *arguments, **_: loss(*arguments, **options)
+    return partial(own_loss, loss, change)
+
+
+def own_loss(
+    loss: Callable[..., Any], change: str, *counts: int, temperature: float, weights: Any = "none"
+) -> Any:
+    """Return a MochiLoss with the example's temperature; masks are taken away where asked."""
+    del counts
+    options: dict[str, Any] = {**PLAIN, "num_hardest": "sixteenth", "temperature": temperature}
+    if change == "logq weights":
+        options["weights"] = weights
+    if change == "without the mask, above-positive":
+        options["filter_negatives"] = "above-positive"
+    options |= CHANGES.get(change, {})
+    built = loss(**options)
+    if change == "without ids":
+        return lambda query, key, memory, ids: built(query, key, memory)  # noqa: ARG005
+    if change.startswith("without the mask"):
+        built.in_batch = partial(unmasked, built.in_batch)
+    return built
+
+
+def unmasked(in_batch: Callable[..., Any], query: Any, key: Any, *_: Any, **__: Any) -> Any:
+    """Return the loss with all other items of the batch as negatives."""
+    return in_batch(query, key)
+
+
+def records() -> list[dict[str, Any]]:
+    """Return the results so far."""
+    if not RECORDS.exists():
+        return []
+    return [json.loads(line) for line in RECORDS.read_text().splitlines()]
+
+
+def write(line: dict[str, Any]) -> None:
+    """Add a result."""
+    with RECORDS.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

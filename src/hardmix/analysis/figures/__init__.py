@@ -1,1 +1,0 @@
-"""One function per figure: numbers in, a `Picture` out."""

@@ -1,1 +1,0 @@
-"""Measures hardmix's performance claims on this machine."""

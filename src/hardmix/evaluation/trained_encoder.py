@@ -1,0 +1,187 @@
+"""A trained encoder with its preprocessing, loaded from a run or from encoder.safetensors."""
+
+import hashlib
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from jaxtyping import Float, UInt8
+from PIL import Image
+from torch import Tensor, nn
+
+from hardmix.data.colours import channel_statistics, normalise
+from hardmix.data.crops import evaluation_crop
+from hardmix.data.image_files import convert_image
+from hardmix.data.video_frames import read_image_or_frame
+from hardmix.errors import InputError
+from hardmix.models.backbones import build_backbone
+from hardmix.runs.checkpoints import Checkpoint, load_newest
+from hardmix.runs.folder import ENCODER_FORMAT, OWN_TRUNK, Run
+from hardmix.runs.weight_files import read_safetensors
+from hardmix.runtime.console import say
+from hardmix.runtime.own_code import allowing, check_allowed, is_own
+from hardmix.settings.config import DataConfig
+
+MOST_CHANNELS, MOST_PIXELS = 16, 4096
+"""Most channels, and largest side, of the images that an encoder may be for."""
+
+
+class TrainedEncoder(nn.Module):
+    """A trained trunk with the preprocessing it expects: a module from images to features."""
+
+    def __init__(self, trunk: nn.Module, backbone: str, image_size: int, channels: int) -> None:
+        super().__init__()
+        self.trunk, self.backbone = trunk, backbone
+        self.image_size, self.channels = image_size, channels
+
+    def forward(
+        self, images: Float[Tensor, "batch channels y x"]
+    ) -> Float[Tensor, "batch features"]:
+        """Return the trunk's features, without the head (Sec. 4.3), of preprocessed images."""
+        features: Tensor = self.trunk(images)
+        return features
+
+    def preprocess(
+        self, image: str | Path | Image.Image | UInt8[Tensor, "channels y x"]
+    ) -> Float[Tensor, "channels size size"]:
+        """Return the normalised evaluation crop of a file, a Pillow image or a uint8 tensor."""
+        if isinstance(image, Image.Image):
+            image = convert_image(image, self.channels)
+        elif not isinstance(image, Tensor):
+            image = read_image_or_frame(str(image), self.channels)
+        crop = evaluation_crop(image, self.image_size)[None].float().div_(255)
+        return normalise(crop, *channel_statistics(self.channels))[0]
+
+
+def load_encoder(
+    run_or_file: Path | str,
+    *,
+    trunk: nn.Module | None = None,
+    backbone: str | Callable[..., nn.Module] | None = None,
+    device: str = "cpu",
+    or_checkpoint: bool = False,
+) -> TrainedEncoder:
+    """Load the encoder of a run, or of its encoder.safetensors, in evaluation mode.
+
+    A run that was trained with your own network needs that network again: as `trunk`, or as
+    `backbone`, the function that makes it or the function's name, "mypackage:make_net". A name in
+    the file itself is not used, since a file may come from anyone. With `or_checkpoint`, the
+    encoder of an unfinished run is loaded from its last checkpoint.
+    """
+    file = Path(run_or_file)
+    if file.is_dir():
+        file = Run.open(file).encoder_file
+    if Path(run_or_file).is_dir() and not file.exists():
+        facts, weights = _read_checkpoint(Run(run_or_file), or_checkpoint)
+    else:
+        facts, weights = _read_encoder(file)
+    channels, image_size = _sizes(facts, file)
+    if trunk is None and backbone is None:
+        _check_named(facts["backbone"], file)
+    if trunk is None:
+        with allowing(*([backbone] if isinstance(backbone, str) else ())):
+            trunk = build_backbone(backbone or facts["backbone"], channels, image_size).trunk
+    _load_exactly(trunk, weights, file)
+    encoder = TrainedEncoder(trunk, facts["backbone"], image_size, channels)
+    return encoder.eval().to(device)
+
+
+def _sizes(facts: dict[str, str], file: Path) -> tuple[int, int]:
+    """Return the channels and the size of the images that an encoder is for."""
+    words = [facts.get(name, "") for name in ("channels", "image_size")]
+    if "backbone" in facts and all(each.isascii() and each.isdecimal() for each in words):
+        channels, image_size = map(int, words)
+        if 1 <= channels <= MOST_CHANNELS and 8 <= image_size <= MOST_PIXELS:
+            return channels, image_size
+    raise InputError(
+        f"{file} is for images of {words[0]!r} channels and {words[1]!r} pixels a side: it must"
+        f" name its backbone, 1 to {MOST_CHANNELS} channels and 8 to {MOST_PIXELS} pixels; copy or"
+        " download it again."
+    )
+
+
+def _check_named(backbone: str, file: Path) -> None:
+    """Raise InputError if the file needs code that the user has not named."""
+    if backbone == OWN_TRUNK:
+        raise InputError(
+            f"{file} was trained with your own network: pass it as trunk=, or train with"
+            " model.backbone=mypackage:make_net, which every command can build."
+        )
+    if is_own(backbone):
+        check_allowed(backbone, "model.backbone", str(file))
+
+
+def _read_encoder(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    weights, facts, _ = read_safetensors(file)
+    if facts.get("format") != ENCODER_FORMAT:
+        raise InputError(
+            f"{file} is not a hardmix encoder: hardmix import {shlex.quote(str(file))} --out RUN"
+            " imports weights of other programs."
+        )
+    return facts, weights
+
+
+def _read_checkpoint(run: Run, allowed: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return the trunk's weights in the newest intact checkpoint, without changing the folder."""
+    checkpoint = load_newest(run.checkpoints, set_aside=False) if allowed else None
+    if checkpoint is None:
+        raise InputError(
+            f"{run.path} has no encoder.safetensors{' and no checkpoint' if allowed else ''}: it is"
+            f" still training, or was stopped; hardmix pretrain --out {shlex.quote(str(run.path))}"
+            " --resume continues it."
+        )
+    config, prefix = run.config(), _trunk_prefix(checkpoint)
+    weights = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in checkpoint.tensors.items()
+        if name.startswith(prefix)
+    }
+    say(f"{run.path} is unfinished: using its encoder after step {checkpoint.manifest['step']}.")
+    facts = {"backbone": config.model.backbone, "channels": str(config.data.channels)}
+    return facts | {"image_size": str(config.data.image_size)}, weights
+
+
+def _trunk_prefix(checkpoint: Checkpoint) -> str:
+    """Return the prefix of the trunk's tensors, which older versions did not record."""
+    recorded = checkpoint.manifest.get("trunk")
+    places = [recorded] if isinstance(recorded, str) else ["pair.query.trunk", "trunk"]
+    prefixes = [f"objective.{place}." for place in places]
+    used = [each for each in prefixes if any(name.startswith(each) for name in checkpoint.tensors)]
+    if not used:
+        raise InputError(
+            f"{checkpoint.manifest['file']} does not say which of its tensors belong to the"
+            " encoder: resume the run to its end, or evaluate it with the version that wrote it."
+        )
+    return used[0]
+
+
+def _load_exactly(trunk: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
+    wanted = trunk.state_dict()
+    missing, extra = sorted(wanted.keys() - weights), sorted(weights.keys() - wanted)
+    other = [name for name in wanted.keys() & weights if wanted[name].shape != weights[name].shape]
+    faults = {"are missing": missing, "are unknown": extra, "differ in shape": other}
+    for fault, names in faults.items():
+        if names:
+            raise InputError(
+                f"{file} does not fit {type(trunk).__name__}: {len(names)} tensors {fault}"
+                f" ({', '.join(names[:3])}): use the file and the network of the same run."
+            )
+    trunk.load_state_dict(weights)
+
+
+def check_channels(encoder: TrainedEncoder, data: DataConfig, run: Path) -> None:
+    """Raise InputError if the images have other channels than the encoder's."""
+    if data.channels != encoder.channels:
+        raise InputError(
+            f"data.channels={data.channels}, but {run} was trained on images of"
+            f" {encoder.channels} channels: use such images."
+        )
+
+
+def weights_hash(network: nn.Module) -> str:
+    """Return a hash of every parameter and buffer of a network."""
+    digest = hashlib.sha256()
+    for name, tensor in network.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

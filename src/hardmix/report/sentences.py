@@ -1,0 +1,100 @@
+"""The sentences of the report, of the live page and of the explore page, as templates."""
+
+from collections.abc import Sequence
+
+# -- what was run
+
+RUNS = "{runs}: {methods}."
+TRAINED_ON = "Trained on {data}{sizes}."
+NETWORK = "Backbone {backbones}, {epochs} epochs, batches of {batches}."
+NETWORK_AND_QUEUE = (
+    "Backbone {backbones}, {epochs} epochs, batches of {batches}, a queue of {queues} keys."
+)
+MOCHI = (
+    "MoCHi (N, s, s') mixes the N hardest negatives of a query: s points from two of them, s'"
+    " points from one and the query itself."
+)
+
+# -- what is missing
+
+NOT_EVALUATED = "{run}: no evaluation yet; try hardmix knn and hardmix linear."
+NO_LABELS = "{run}: its images have no labels, so there are no false negatives and no k-NN."
+UNFINISHED = "{run}: training is unfinished (epoch {done} of {last})."
+STALE = "{run}: results/{name}.json was measured when {setting} was {then}; it is now {now}."
+NO_NUMBER = "{run}: results/{name}.json has no number that this page can show."
+SAME_SEED = (
+    "{runs} have the same settings and the same seed {seed}: the table counts each of them, but"
+    " they are not independent."
+)
+OMITTED = "{run}: {file} was omitted to keep the page small."
+NOT_SHOWN = "{run}: figures/{file} cannot be shown: {reason}."
+NO_PICTURES = "No {pictures} of {runs}: hardmix report RUN creates it."
+NOT_MADE = "No {pictures} of {path}: {reason}"
+NO_VERDICT = "{run}: results/verdict.json has no sentence."
+
+# -- what a verdict measures
+
+MEASURES = {
+    "knn": "Share of {images} whose class most of their {neighbours} have.",
+    "views": (
+        "Share of the {neighbours} on which two views of an image agree, the mean over {images}."
+    ),
+}
+GUESSING = "Guessing gives {:.1f} %."
+
+# -- the progress of a run
+
+STATES = {
+    "running": "Training.",
+    "done": "Done after {done:,} steps.",
+    "stopped": "Stopped after {done:,} steps; resume with hardmix pretrain --resume.",
+    "failed": "Failed after {done:,} steps.",
+    "lost": "Its process ended unexpectedly after {done:,} steps.",
+}
+IN_EPOCH = "Training, epoch {epoch} of {epochs}."
+NOT_STARTED, SO_FAR = "Not started yet.", "{done:,} steps so far."
+
+# -- exploring images
+
+IMAGES_OF = "{images} of {name}"
+DUPLICATES = "{groups} of near-duplicates: {images} could be removed."
+NO_DUPLICATES = "No near-duplicates."
+OUTLIERS, NO_OUTLIERS = "{images} unlike all others.", "No image stands out."
+CONFLICTS = "{labels} in conflict with the neighbours."
+
+MANY_DUPLICATES = (
+    "So many near-duplicates may be images that only this encoder cannot distinguish: inspect some"
+    " before you delete any, or raise --similarity and --edges."
+)
+DOUBTFUL_LABELS = (
+    "Only {agreement:.0%} of the labels agree with most of their neighbours: this encoder does not"
+    " separate the classes well enough to judge labels."
+)
+NO_CLUSTERS = "No clusters: clustering needs pip install 'hardmix[analysis]'."
+
+ABOUT_DUPLICATES = (
+    "The first image of each group is the one to keep: it has the most pixels, or the largest file."
+    " The others are nearly the same in features and edges. {folder}/duplicates.csv lists them."
+)
+ABOUT_CLUSTERS = (
+    "k-means on the features; each cluster starts with its most typical images. Its name is a word"
+    " from the file names, or the most common class. {folder}/clusters.csv lists all."
+)
+FARTHEST = "{images} far from all others, the farthest first."
+NONE_FARTHEST = "No image stands out; these are the farthest from their neighbours."
+ABOUT_SCORES = "The number is 1 minus the mean similarity to the 10 nearest images."
+ABOUT_LABELS = (
+    "Each image's label, and below it the most common label of the 20 nearest images."
+    " {agreement:.0%} of all labels agree with most of their neighbours."
+    " {folder}/suspect-labels.csv lists them."
+)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 run, 2,000 images."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def listed(words: Sequence[str], last: str = "and") -> str:
+    """Return words as a list in a sentence: a, b and c."""
+    return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

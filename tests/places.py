@@ -1,6 +1,0 @@
-"""Where things are: the project, and the real images beside it, which users do not have."""
-
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parent.parent
-SHARED = ROOT.parent / "shared" / "data"

@@ -1,0 +1,213 @@
+"""Settings and commands as Markdown tables, for tools/api.py.
+
+Read from the dataclasses that the command line is made of: there is no second list of options.
+"""
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from contextlib import suppress
+from dataclasses import MISSING, Field, fields, is_dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from unittest.mock import patch
+
+import tyro
+
+import hardmix
+from hardmix.commands import main as cli
+from hardmix.settings.config import PretrainConfig
+from hardmix.settings.evaluations import EVALUATIONS, DetectionConfig, LinearConfig
+from hardmix.settings.methods import METHOD_FACTS
+
+OF_A_RUN: dict[str, Any] = {
+    name: hint for name, hint in get_type_hints(PretrainConfig).items() if is_dataclass(hint)
+}
+"""The groups of a run's settings: `data`, `model`, `mix`, `optimizer`, `train`."""
+
+SETTINGS: dict[Any, str] = {
+    PretrainConfig: "",
+    **{kind: f"--{name}." for name, kind in OF_A_RUN.items()},
+    **{facts.options: f"--{name}." for name, facts in METHOD_FACTS.items() if facts.options},
+    **dict.fromkeys((evaluation.options for evaluation in EVALUATIONS.values()), "--"),
+    LinearConfig: "",
+    DetectionConfig: "",
+}
+"""The configs, each with what its settings begin with on the command line, if they are there."""
+
+
+def link(text: str, title: str) -> str:
+    """A link to a heading of this page, by GitHub's rule."""
+    anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+    return f"[{text}](#{anchor})"
+
+
+def table(titles: list[str], rows: list[list[str]]) -> str:
+    """A table; a bar inside a cell is escaped, and every cell is one line."""
+    lines = [titles, ["---"] * len(titles), *rows]
+    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def notes(body: list[ast.stmt]) -> dict[str, str]:
+    """The docstring under each assignment, by the name assigned."""
+    return {
+        name: inspect.cleandoc(after.value.value)
+        for statement, after in pairwise(body)
+        if (name := assigned(statement))
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+    }
+
+
+def assigned(statement: ast.stmt) -> str | None:
+    """The name that a statement gives a value or a type, if it does."""
+    target = statement.target if isinstance(statement, ast.AnnAssign) else None
+    if isinstance(statement, ast.Assign):
+        target = statement.targets[0]
+    return target.id if isinstance(target, ast.Name) else None
+
+
+def settings_table(kind: Any, prefix: str) -> str:
+    """The settings of a dataclass."""
+    return table(["setting", "values", "default", "meaning"], settings(kind, prefix))
+
+
+def settings(kind: Any, prefix: str, defaults: object = MISSING) -> list[list[str]]:
+    """A line for each setting of a dataclass; the defaults are those of an instance, if given."""
+    hints = get_type_hints(kind, include_extras=True)
+    meaning = meanings(kind)
+    lines = []
+    for field in fields(kind):
+        hint, positional, help_ = taken_apart(hints[field.name])
+        value = default_of(field) if defaults is MISSING else getattr(defaults, field.name)
+        name = field.name if help_.name is None else help_.name
+        if is_group(hint):
+            lines.append(group_of_settings(name, prefix, value, set(hints)))
+        elif is_dataclass(hint):
+            lines += settings(hint, f"{prefix}{name}." if name else prefix, value)
+        else:
+            option = help_.metavar if positional else option_of(prefix, name, hint)
+            text = help_.help or meaning.get(field.name, "")
+            flag = prefix and hint is bool
+            lines.append([f"`{option}`", "" if flag else values(hint), shown(value), text])
+    return lines
+
+
+def meanings(kind: Any) -> dict[str, str]:
+    """The docstrings under a class's fields; none of a class that a command made as it ran."""
+    try:
+        source = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    except OSError:
+        return {}
+    return notes(source.body) if isinstance(source, ast.ClassDef) else {}
+
+
+def is_group(hint: Any) -> bool:
+    """Whether it is a group of a run's settings, or what `commands.options` made of one."""
+    return hint in OF_A_RUN.values() or (is_dataclass(hint) and hint.__name__ in OF_A_RUN)
+
+
+def taken_apart(hint: Any) -> tuple[Any, bool, Any]:
+    """A type without its annotations: whether it is positional, and what `tyro.conf.arg` says."""
+    kind, *marks = get_args(hint) if hasattr(hint, "__metadata__") else [hint]
+    positional = get_args(tyro.conf.Positional[int])[1] in marks
+    said = [mark for mark in marks if hasattr(mark, "metavar")]
+    return kind, positional, said[0] if said else tyro.conf.arg()
+
+
+def option_of(prefix: str, name: str, hint: Any) -> str:
+    """A setting's name on the command line; without a prefix, in Python."""
+    if not prefix:
+        return name
+    option = name.replace("_", "-")
+    return f"{prefix}{option}`, `{prefix}no-{option}" if hint is bool else prefix + option
+
+
+def group_of_settings(name: str, prefix: str, value: Any, others: set[str]) -> list[str]:
+    """One line for a group that has a table of its own: other defaults, and what is not there.
+
+    `others` are the names around the group: it may be there that one of its settings stands.
+    """
+    kind = OF_A_RUN[name]
+    there = {field.name for field in fields(value)}
+    other = [
+        f"{each} {shown(own)}"
+        for each in sorted(there)
+        if (own := getattr(value, each)) != getattr(kind(), each)
+    ]
+    without = [
+        f"`{prefix}{name}.{field.name.replace('_', '-')}`"
+        for field in fields(kind)
+        if field.name not in there and f"{name}_{field.name}" not in others
+    ]
+    text = inspect.getdoc(kind) or ""
+    text += f" Without {', '.join(without)}." if without else ""
+    return [link(f"`{prefix}{name}.*`", title_of(kind)), "", ", ".join(other), text]
+
+
+def title_of(kind: type) -> str:
+    """A config's heading: by the name that users import, if they do."""
+    public = kind.__name__ in hardmix.config.__all__
+    return f"class `{'hardmix.config' if public else kind.__module__}.{kind.__name__}`"
+
+
+def default_of(field: Field[Any]) -> object:
+    """A field's default, or MISSING."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def shown(value: object) -> str:
+    """A default as one would type it."""
+    words = {MISSING: "required", None: "unset", (): "none"}
+    if isinstance(value, tuple) and value:
+        return f"`{' '.join(str(part) for part in value)}`"
+    return words.get(value) or f"`{value.as_posix() if isinstance(value, Path) else value}`"
+
+
+def values(hint: Any) -> str:
+    """What a setting may be."""
+    parts = [part for part in get_args(hint) if part not in (type(None), ...)]
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(values(part) for part in parts)
+    if get_origin(hint) is Literal:
+        return ", ".join(f"`{part}`" for part in parts)
+    if get_origin(hint) is tuple:
+        return f"{values(parts[0])}; any number"
+    return {bool: "`True`, `False`", str: "text", Path: "path"}.get(hint, hint.__name__)
+
+
+def config(kind: Any, prefix: str) -> str:
+    """A config: docstring and settings."""
+    path = f"src/{kind.__module__.replace('.', '/')}.py"
+    parts = [
+        f"### {title_of(kind)}",
+        inspect.getdoc(kind) or "",
+        settings_table(kind, prefix),
+        f"[{path}](../{path})",
+    ]
+    return "\n\n".join(parts)
+
+
+def options_of(command: str) -> Any:
+    """The dataclass that a command gives to tyro to be filled."""
+    seen: list[Any] = []
+
+    def look(kind: Any, **_: object) -> None:
+        seen.append(kind)
+        sys.exit()
+
+    with patch.object(tyro, "cli", look), suppress(SystemExit):
+        cli.COMMANDS[command](["--help"])
+    return seen[0]
+
+
+def command(name: str) -> str:
+    """A command: what it does and its options."""
+    kind = options_of(name)
+    if not is_dataclass(kind):
+        return f"### hardmix {name}\n\n{cli.COMMANDS[name].__doc__} It has no options."
+    return f"### hardmix {name}\n\n{inspect.getdoc(kind)}\n\n{settings_table(kind, '--')}"
