@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from hardmix.commands.options import wants_help
+from hardmix.commands.options import given_settings, wants_help
 from hardmix.errors import InputError
 from hardmix.runtime.own_code import is_own
 from hardmix.settings.config import DataConfig, PretrainConfig
@@ -111,7 +111,12 @@ def _saved_config(rest: Sequence[str]) -> PretrainConfig | None:
     from hardmix.runs.folder import Run
 
     run = Run(out)
-    return run.config() if run.resumes("auto" if resume == "auto" else True) else None
+    if not run.resumes("auto" if resume == "auto" else True):
+        return None
+    config, given = run.config(), given_settings(rest)
+    if "train.epochs" in given and "train.stop_epoch" not in given:  # what stopped it is lifted
+        config = replace(config, train=replace(config.train, stop_epoch=None))
+    return config
 
 
 def _of_recipe(named: str | None, saved: PretrainConfig) -> PretrainConfig:
