@@ -1,4 +1,4 @@
-"""What masks, filters, weights and mixing do to five loops that people have: the examples.
+"""Measures masks, filters, weights and mixing in five loops that people have: the examples.
 
     python experiments/loops.py [--seeds 8] [--first-seed 1] [--only recommender ...]
 

@@ -205,7 +205,7 @@ def test_a_classifier_trained_by_the_protocol_learns_and_resumes_to_the_same_bit
     assert "Resuming the classifier after epoch 2" in capfd.readouterr().out
     assert resumed.curve == whole.curve
     assert torch.equal(resumed.classifier.weight, whole.classifier.weight)
-    # Of other settings nothing is resumed.
+    # Other settings resume nothing.
     other = trained_classifier(run.path, replace(LINEAR, lr=0.5))
     assert other.folder.path != resumed.folder.path
 

@@ -55,7 +55,7 @@ def test_the_lists_are_the_facts_and_part_all_settings():
 
 
 def test_no_fact_contradicts_another():
-    """What does not make another run may change on resume; what tells runs apart makes one."""
+    """Settings outside the identity may change on resume; those that label runs are part of it."""
     known = FACTS | {k: v for method in METHOD_FACTS for k, v in own_facts(method).items()}
     for name, facts in known.items():
         assert facts.identity or facts.resume, name
@@ -101,10 +101,10 @@ def test_a_run_of_before_has_the_defaults_of_settings_that_came_later():
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SomeOptions(MethodOptions):
-    """Of a method."""
+    """Options of a method."""
 
     weight: float = setting(1.0, label="w = {}")
-    """Of something."""
+    """Weight of something."""
     note: int = setting(0, resume=True, identity=False)
     """How often."""
 

@@ -138,7 +138,7 @@ class _Evaluated(NamedTuple):
     exclude: Tensor | None
     log_weights: LogWeights
     counts: Tensor | None = None
-    """Which queries have a positive and count in the mean; None for all."""
+    """Mask of the queries that have a positive and count in the mean; None for all."""
 
 
 class MochiLoss(nn.Module):

@@ -435,7 +435,7 @@ class MixingChoice(NamedTuple):
     strategy: Strategy = plan_points
     """Makes the points."""
     rank_by: RankBy = "query"
-    """Whose similarities rank the negatives."""
+    """The vector whose similarities rank the negatives."""
     transformation: FeatureTransformation | None = None
     """Changes the vectors before they are contrasted."""
     checked: bool = False

@@ -322,9 +322,9 @@ class TrainConfig:
     """auto, cpu, cuda or cuda:N. cuda:1 is the second GPU; auto is cuda when available, otherwise
     cpu."""
     compile: Compiled = setting("no", resume=True, identity=False)
-    """What torch.compile compiles; all includes the loss, but only for the methods moco-v1,
-    moco-v2, mochi, unmix, co2 and pcl. Takes minutes at the start; worthwhile on GPUs, not on
-    CPUs."""
+    """Parts that torch.compile compiles. `all` includes the loss, but only for the methods
+    moco-v1, moco-v2, mochi, unmix, co2 and pcl. Takes minutes at the start; worthwhile on GPUs,
+    not on CPUs."""
     deterministic: bool = setting(False, resume=True, identity=False)
     """Use PyTorch's deterministic algorithms, so that a run on the same kind of GPU repeats bit
     for bit; slower. Runs on a CPU repeat without it."""
@@ -343,7 +343,7 @@ class TrainConfig:
     keep_every: int = setting(0, resume=True, identity=False)
     """Epochs between checkpoints that are never deleted; 0: none."""
     on_nan: OnNan = setting("stop", resume=True, identity=False)
-    """What to do when a loss or gradient is NaN or infinite: stop the run, or skip the step."""
+    """Reaction to a loss or gradient that is NaN or infinite: stop the run, or skip the step."""
     timeout: float = setting(300.0, resume=True, identity=False)
     """Seconds to wait for a process that does not respond before the run is stopped."""
     tensorboard: bool = setting(False, resume=True, identity=False)

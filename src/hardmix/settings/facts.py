@@ -31,7 +31,7 @@ class SettingFacts(NamedTuple):
     label: str = ""
     """How tables and figures label a run by it, e.g. "K = {}"; empty: not at all."""
     name: str = ""
-    """What a sentence calls it; empty: the setting's name with spaces."""
+    """The name that sentences use; empty: the setting's name with spaces."""
     later: bool = False
     """Whether it was added after the first version; runs that lack it used its default."""
 

@@ -34,7 +34,7 @@ ANYWHERE = "safetensors and onnx support every backbone"
 
 
 class ExportJob(NamedTuple):
-    """What to export, and where."""
+    """The encoder to export, and the file to write."""
 
     source: Path
     """The file of the encoder."""
