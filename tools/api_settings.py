@@ -201,7 +201,7 @@ def options_of(command: str) -> Any:
         sys.exit()
 
     with patch.object(tyro, "cli", look), suppress(SystemExit):
-        cli.COMMANDS[command](["--help"])
+        cli.COMMANDS[command](["--help-all"])
     return seen[0]
 
 
