@@ -109,7 +109,7 @@ def check_between(config: object, prefix: str, low: float, high: float, *names: 
             raise InputError(f"{prefix}.{name}={shown(value)} must be between {low} and {high}.")
 
 
-def check_choices(config: object, prefix: str) -> None:
+def check_choices(config: Any, prefix: str) -> None:
     """Raise InputError if a setting has none of the names that its type lists; None passes.
 
     A setting whose type also admits `str` may name the user's own code, "mypackage:function".
