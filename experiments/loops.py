@@ -44,10 +44,28 @@ CHANGES: dict[str, dict[str, Any]] = {
     "filter above-positive": {"filter_negatives": "above-positive"},
     "filter share-of-positive": {"filter_negatives": "share-of-positive"},
     "hardness weights": {"weights": "hardness"},
-    "mixed pairs": {"num_hardest": "sixteenth", "num_pairs": 64},
-    "mixed pairs and query": {"num_hardest": "sixteenth", "num_pairs": 64, "num_with_query": 8},
 }
 """Options of the loss, besides those of PLAIN."""
+HARDEST = {
+    "plain_pytorch": 64,
+    "sentence_transformers_loop": 2,
+    "two_towers": 8,
+    "recommender": 16,
+    "supcon_waveforms": 16,
+}
+"""A sixteenth of the negatives: N, and in the paper's proportions s. s' is an eighth of it."""
+
+
+def options_of(loop: str, change: str) -> dict[str, Any]:
+    """Return the options of the loss that a change sets."""
+    number = HARDEST[loop]
+    pairs = {"num_hardest": "sixteenth", "num_pairs": number}
+    mixed = {
+        "mixed pairs": pairs,
+        "mixed pairs and query": {**pairs, "num_with_query": max(1, number // 8)},
+        "64 mixed pairs": {**pairs, "num_pairs": 64},
+    }
+    return {**mixed, **CHANGES}.get(change, {})
 
 
 def main() -> None:
@@ -74,10 +92,12 @@ def changes_of(loop: str) -> list[str]:
     masks = {
         "plain_pytorch": ["without ids"],
         "recommender": ["without the mask", "without the mask, above-positive", "logq weights"],
-        "sentence_transformers_loop": ["queue", "hardness weights, own"],
+        "sentence_transformers_loop": ["queue"],
         "supcon_waveforms": ["without the queue", "supcon-in"],
     }
-    return [*CHANGES, *masks.get(loop, [])]
+    mixed = ["mixed pairs", "mixed pairs and query"]
+    mixed += ["64 mixed pairs"] * (HARDEST[loop] != 64)
+    return [*CHANGES, *mixed, *masks.get(loop, [])]
 
 
 def trained(loop: str, change: str, seed: int) -> dict[str, float]:
@@ -109,13 +129,11 @@ def with_options(loss: Callable[..., Any], loop: str, change: str) -> Callable[.
             return lambda temperature, **_: loss(temperature=temperature)
         if change == "supcon-in":
             options = {"denominator": "supcon-in"}
-        return partial(loss, **{**options, **CHANGES.get(change, {})})
+        return partial(loss, **{**options, **options_of(loop, change)})
     if loop in ("two_towers", "sentence_transformers_loop"):
-        options = dict(CHANGES.get(change, {}))
+        options = options_of(loop, change)
         if change == "queue":
-            options = {"queue_size": 64, "queue_after": 20}
-        if change == "hardness weights, own":
-            options = {"weights": "hardness"}
+            options = {"queue_size": 64, "queue_after": 2}
         return lambda *arguments, **_: loss(*arguments, **options)
     return partial(own_loss, loss, change)
 
@@ -130,7 +148,7 @@ def own_loss(
         options["weights"] = weights
     if change == "without the mask, above-positive":
         options["filter_negatives"] = "above-positive"
-    options |= CHANGES.get(change, {})
+    options |= options_of(loop, change)
     built = loss(**options)
     if change == "without ids":
         return lambda query, key, memory, ids: built(query, key, memory)  # noqa: ARG005

@@ -114,7 +114,7 @@ def check_choices(config: Any, prefix: str) -> None:
 
     A setting whose type also admits `str` may name the user's own code, "mypackage:function".
     """
-    for name, (known, own) in choices_of(type(config)).items():
+    for name, (known, own) in choices_of(config.__class__).items():
         value = getattr(config, name)
         more = ", or your own function, 'mypackage:function'" if own else ""
         for each in value if isinstance(value, tuple) else (value,):
