@@ -135,11 +135,16 @@ def with_options(loss: Callable[..., Any], loop: str, change: str) -> Callable[.
         if change == "queue":
             options = {"queue_size": 64, "queue_after": 2}
         return lambda *arguments, **_: loss(*arguments, **options)
-    return partial(own_loss, loss, change)
+    return partial(own_loss, loss, loop, change)
 
 
 def own_loss(
-    loss: Callable[..., Any], change: str, *counts: int, temperature: float, weights: Any = "none"
+    loss: Callable[..., Any],
+    loop: str,
+    change: str,
+    *counts: int,
+    temperature: float,
+    weights: Any = "none",
 ) -> Any:
     """Return a MochiLoss with the example's temperature; masks are taken away where asked."""
     del counts
