@@ -93,12 +93,12 @@ program passes a string or a function, and imports none of them."""
 ABOUT_SETTINGS = """\
 Frozen dataclasses, with keywords only. `--data.num-images` on the command line is
 `PretrainConfig(data=DataConfig(num_images=...))` in Python. The defaults here are those of the
-classes; a [recipe](recipes.md) changes some, and `hardmix pretrain RECIPE --help` shows its own,
-with `--method` those of another method, without the settings that it does not use."""
+classes; a [recipe](recipes.md) changes some, and `hardmix pretrain RECIPE --help-all` shows its
+own, with `--method` those of another method, without the settings that it does not use."""
 
 ABOUT_COMMANDS = """\
-`hardmix COMMAND --help` shows the same in a terminal. Commands that take a RUN look at the run's
-own images unless `--data.*` names others."""
+`hardmix COMMAND --help` shows the same in a terminal (`pretrain --help-all`). Commands that take a
+RUN look at the run's own images unless `--data.*` names others."""
 
 HIDDEN = {"__init__", "extra_repr"}
 """Methods that have no entry: the first stands with its class, the second is for print()."""

@@ -31,7 +31,7 @@ def check(script: Path) -> subprocess.CompletedProcess[str]:
 
 
 def section(title: str) -> str:
-    """What stands under a heading, up to the next one; a class may be marked as such."""
+    """Return the text under a heading, up to the next one; a class may be marked as such."""
     found = re.search(rf"^### (?:class )?{re.escape(title)}\n(.*?)(?=^##|\Z)", PAGE, re.M | re.S)
     assert found, f"docs/api.md has no {title}"
     return found[1]
@@ -111,7 +111,7 @@ def test_every_field_setting_and_option_has_a_meaning():
 def test_a_commands_options_are_those_of_its_help(name, capfd, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     with pytest.raises(SystemExit):
-        cli.main([name, "--help"])
+        cli.main([name, "--help-all"])
     lines = re.findall(r"│ (--[\w.-]+(?:, --[\w.-]+)*)", capfd.readouterr().out)  # two columns
     shown = {option for line in lines for option in line.split(", ")}
     assert options(section(f"hardmix {name}")) == shown

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import hardmix
 from hardmix.commands import main as cli
-from hardmix.commands.argv import data_of_run
+from hardmix.commands.argv import data_of_run, scan
 from hardmix.data.imagenet100 import SYNSETS
 from hardmix.errors import InputError
 from hardmix.evaluation import finetune, linear
@@ -69,10 +69,10 @@ def test_a_moved_imagenet_is_judged_by_the_runs_own_classes(tmp_path):
         (root / "train" / synset).mkdir(parents=True)
     data = dataclasses.replace(CONFIG.data, name="imagenet100", root="/gone", num_images=9)
     run = make_run(tmp_path / "run", dataclasses.replace(CONFIG, data=data))
-    found = data_of_run([str(run.path), "--data.root", str(root)])
+    found = data_of_run(scan([str(run.path), "--data.root", str(root)]))
     assert (found.name, found.num_images) == ("imagenet100", None)
     (tmp_path / "photos").mkdir()
-    assert data_of_run([str(run.path), "--data.root", str(tmp_path / "photos")]).name is None
+    assert data_of_run(scan([str(run.path), "--data.root", str(tmp_path / "photos")])).name is None
 
 
 def test_knn_with_its_floor(run, capfd):
@@ -211,7 +211,7 @@ def test_a_classifier_trained_by_the_protocol_learns_and_resumes_to_the_same_bit
     assert "Resuming the classifier after epoch 2" in capfd.readouterr().out
     assert resumed.curve == whole.curve
     assert torch.equal(resumed.classifier.weight, whole.classifier.weight)
-    # Of other settings nothing is resumed.
+    # Other settings resume nothing.
     other = trained_classifier(run.path, replace(LINEAR, lr=0.5))
     assert other.folder.path != resumed.folder.path
 

@@ -40,7 +40,7 @@ from ranks import (
 pytestmark = pytest.mark.slow
 
 STEPS = 12
-"""Of `tiny`: two epochs of six."""
+"""Steps of `tiny`: two epochs of six."""
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -23,12 +23,14 @@ from hardmix.settings.recipes import RECIPES
 from hardmix.weights.foreign import import_weights
 from hardmix.weights.recognition import recognise
 
+pytestmark = pytest.mark.slow
+
 IMAGES = torch.rand(2, 3, 48, 48, generator=torch.Generator().manual_seed(1))
 
 
 @torch.no_grad()
 def features(model: nn.Module, images: torch.Tensor = IMAGES) -> torch.Tensor:
-    """Of a torchvision model whose classifier is taken away."""
+    """Return the features of a torchvision model, without its classifier."""
     model.fc = nn.Identity()
     return model.eval()(images)
 

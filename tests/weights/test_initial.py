@@ -19,6 +19,8 @@ from hardmix.training.pretrain import pretrain
 from hardmix.training.setup import Own, prepare
 from hardmix.weights.foreign import adapt_statistics, import_weights
 
+pytestmark = pytest.mark.slow
+
 TIMM = "timm:tf_efficientnet_lite0"
 
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from hardmix.errors import InputError
 from hardmix.mixing.checks import (
     as_number,
-    check_choice,
     check_counts,
     check_labels,
     check_mask,
@@ -56,6 +55,7 @@ from hardmix.mixing.strategies import (
 )
 from hardmix.mixing.transformations import FeatureTransformation
 from hardmix.mixing.unit_length import unit_vectors
+from hardmix.settings.facts import check_choice
 from hardmix.settings.named_choices import (
     DenominatorName,
     FilterName,
@@ -138,7 +138,7 @@ class _Evaluated(NamedTuple):
     exclude: Tensor | None
     log_weights: LogWeights
     counts: Tensor | None = None
-    """Which queries have a positive and count in the mean; None for all."""
+    """Mask of the queries that have a positive and count in the mean; None for all."""
 
 
 class MochiLoss(nn.Module):

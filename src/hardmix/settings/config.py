@@ -11,6 +11,7 @@ from hardmix.settings.facts import (
     check_above,
     check_at_least,
     check_between,
+    check_choices,
     nearest_first,
     setting,
 )
@@ -45,7 +46,7 @@ class DataConfig:
     name: DataName | None = setting(None, label="{}")
     """Data set. Unset: recognised from data.root."""
     root: str | None = setting(None, resume=True)
-    """Where the images are: a folder, a text file of paths, shards such as 'a-{000..099}.tar', or
+    """Folder of images, text file of their paths, shards such as 'a-{000..099}.tar', or
     'hf:FOLDER' or 'hf:NAME' for Hugging Face's datasets. The data set `shapes` needs none."""
     test: str | None = setting(None, resume=True, identity=False, later=True)
     """List, folder or shards of test images, if data.root has none."""
@@ -57,8 +58,8 @@ class DataConfig:
     channels: int = 3
     """Image channels, 1 to 16. Unless it is 3, the colour operations are skipped."""
     augmentation: Augmentation = "moco-v2"
-    """MoCo-v2's stronger augmentation, MoCo-v1's, SimCLR's (twice the jitter), InfoMin's (with
-    RandAugment, on the CPU), or plain: random crop and flip only."""
+    """Random changes that make a view of an image. moco-v2's are stronger than moco-v1's, simclr
+    has twice the jitter, infomin adds RandAugment (on the CPU), and plain is crop and flip only."""
     colour_strength: float = setting(1.0, later=True, name="strength of colour changes")
     """Factor on the colour changes of data.augmentation, 0 to 1: the jitter's ranges and the
     probability of grey. 1: as published; 0: colours stay as they are. Lower it if colour tells
@@ -95,6 +96,7 @@ class DataConfig:
     """Most GB of decoded images to hold in memory."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "data")
         check_at_least(self, "data", num_images=1, image_size=8, max_pixels=1)
         check_above(self, "data", cache_gb=0, frames_per_second=0)
         check_between(self, "data", 0, MOST_FRAMES, "frames_per_second")
@@ -114,14 +116,15 @@ class ModelConfig:
     """The encoder f: trunk, head and key encoder."""
 
     backbone: str = setting("resnet50", label="{}")
-    """A torchvision ResNet (resnet18 ... wide_resnet101_2), the same with '-cifar' for 32-pixel
-    images, 'small' (made for CPUs), 'resnet18-narrow' (a quarter as wide), 'lab-small',
-    'lab-resnet50' and others in two halves for CMC, 'timm:NAME' with options as in
-    'timm:NAME?img_size=96', or your own function, 'mypackage:make_net'."""
+    """A torchvision ResNet (resnet18 ... wide_resnet101_2), 'small' (made for CPUs), 'timm:NAME',
+    or your own function, 'mypackage:make_net'. A ResNet with '-cifar' is for 32-pixel images;
+    'resnet18-narrow' is a quarter as wide; 'lab-small', 'lab-resnet50' and others have two halves,
+    for CMC. timm's may have options, as in 'timm:NAME?img_size=96'."""
     init: str | None = setting(None, later=True, label="from {}", name="initial weights")
-    """Weights to start from instead of random ones: a file (torchvision, timm, official MoCo, the
-    authors' MoCHi), a run's folder, or 'timm' or 'torchvision' for the backbone's own pre-trained
-    weights. The head is always new. Recommended for small data sets."""
+    """Weights to start from instead of random ones: a file, a run's folder, 'timm' or
+    'torchvision'. A file may be torchvision's, timm's, official MoCo's or the authors' MoCHi;
+    'timm' and 'torchvision' are the backbone's own pre-trained weights. The head is always new.
+    Recommended for small data sets."""
     head: Head = "mlp"
     """Projection head between trunk and loss: MoCo-v2's MLP of two layers, SimCLR's, with batch
     norm after both, or MoCo-v1's single linear layer."""
@@ -135,6 +138,7 @@ class ModelConfig:
     norm over as many GPUs. With 1, the batch statistics give the answer away."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "model")
         check_at_least(self, "model", dim=1, key_bn_splits=1)
         check_between(self, "model", 0.0, 1.0, "key_momentum")
 
@@ -153,9 +157,10 @@ class MixConfig:
     """Epochs of training before mixing begins (Sec. 5)."""
     warm_up_steps: int | None = setting(None, name="steps without mixing")
     """Steps of training before mixing begins; overrides mix.warm_up_epochs."""
-    strategy: StrategyName = setting("mochi", label="{}", name="mixing strategy")
-    """How synthetic points are made: the paper's method, one of its variants (App. B.2), or a
-    later paper's: SynCo, MixCSE, or feature transformations (Zhu et al. 2021)."""
+    strategy: StrategyName | str = setting("mochi", label="{}", name="mixing strategy")
+    """How synthetic points are made: the paper's method, one of its variants (App. B.2), a later
+    paper's (SynCo, MixCSE, or feature transformations, Zhu et al. 2021), or your own function,
+    'mypackage:plan'."""
     real_negatives: RealNegatives = setting("keep", label="real negatives {}")
     """Real negatives in the loss: keep all, drop the N hardest, or drop all."""
     through_query: bool = setting(False, name="gradient through the query")
@@ -179,6 +184,7 @@ class MixConfig:
     """Points moved a little along the signs of the query, for mix.strategy synco."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "mix")
         check_at_least(self, "mix", num_hardest=1, num_pairs=0, num_with_query=0)
         check_at_least(self, "mix", warm_up_epochs=0, warm_up_steps=0)
         check_at_least(self, "mix", num_extrapolated=0, num_noisy=0)
@@ -196,16 +202,16 @@ class MixConfig:
 class LossConfig:
     """The family around Eq. 1: weights, denominators and filters of later papers."""
 
-    weights: RunWeights = setting("none", name="weights of the negatives", later=True)
-    """Weights of the real negatives: HCL (Robinson et al. 2021), hardness weighting (LLaVE), or a
-    ring of percentiles (Wu et al. 2021)."""
-    denominator: RunDenominator = setting("infonce", later=True)
+    weights: RunWeights | str = setting("none", name="weights of the negatives", later=True)
+    """Weights of the real negatives: HCL (Robinson et al. 2021), hardness weighting (LLaVE), a
+    ring of percentiles (Wu et al. 2021), or your own function, 'mypackage:weigh'."""
+    denominator: RunDenominator | str = setting("infonce", later=True)
     """Eq. 1, or without the positive (decoupled; decoupled-weighted is DCLW), without the expected
-    false negatives (debiased), HCL as its authors train it, or with the hardness of a second
-    temperature."""
-    filter: RunFilter = setting("none", name="filter of false negatives", later=True)
+    false negatives (debiased), HCL as its authors train it, with the hardness of a second
+    temperature, or your own function, 'mypackage:loss'."""
+    filter: RunFilter | str = setting("none", name="filter of false negatives", later=True)
     """Leave out negatives above the positive's similarity minus loss.margin, above loss.share of
-    it, or of the query's own cluster of images."""
+    it, or of the query's own cluster of images; or by your own function, 'mypackage:filter'."""
     beta: float = setting(1.0, label="beta = {}", later=True)
     """How much HCL's weights prefer hard negatives."""
     tau_plus: float = setting(0.1, label="tau+ = {}", later=True)
@@ -232,6 +238,7 @@ class LossConfig:
     same-cluster."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "loss")
         check_at_least(self, "loss", beta=0, alpha=0, clusters=2)
         check_above(self, "loss", factor=0, share=0, sigma=0)
         check_between(self, "loss", 0.0, 0.999, "tau_plus")
@@ -257,7 +264,7 @@ class OptimizerConfig:
     name: OptimizerName = setting("sgd", label="{}", name="optimizer", later=True)
     """SGD as in official MoCo, LARS for large batches (You et al. 2017), or AdamW."""
     lr: float = setting(0.03, label="learning rate {}", name="learning rate")
-    """Initial learning rate; the paper uses 0.03 for batches of 128 and of 256."""
+    """Initial learning rate. The paper uses 0.03 for batches of 128 and of 256."""
     trunk_lr: float | None = setting(None, later=True, label="trunk's learning rate x {}")
     """Factor on optimizer.lr for the trunk. Unset: 0.1 with model.init, otherwise 1."""
     momentum: float = setting(0.9, name="optimizer momentum")
@@ -279,6 +286,7 @@ class OptimizerConfig:
     """Epochs at which the step schedule divides the learning rate by ten."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "optimizer")
         check_above(self, "optimizer", lr=0, clip=0)
         check_at_least(self, "optimizer", trunk_lr=0, weight_decay=0, warm_up_epochs=0)
         check_between(self, "optimizer", 0.0, 1.0, "momentum")
@@ -318,12 +326,12 @@ class TrainConfig:
     """Number format of the encoders. auto: bf16 if the processor is fast at it, otherwise fp32.
     fp16, with a scaled loss, is for GPUs without bf16."""
     device: str = setting("auto", resume=True, identity=False)
-    """auto, cpu, cuda or cuda:N; cuda:1 is the second GPU. auto: cuda when available, otherwise
+    """auto, cpu, cuda or cuda:N. cuda:1 is the second GPU; auto is cuda when available, otherwise
     cpu."""
     compile: Compiled = setting("no", resume=True, identity=False)
-    """What torch.compile compiles; all includes the loss, but only for the methods moco-v1,
-    moco-v2, mochi, unmix, co2 and pcl. Takes minutes at the start; worthwhile on GPUs, not on
-    CPUs."""
+    """Parts that torch.compile compiles. `all` includes the loss, but only for the methods
+    moco-v1, moco-v2, mochi, unmix, co2 and pcl. Takes minutes at the start; worthwhile on GPUs,
+    not on CPUs."""
     deterministic: bool = setting(False, resume=True, identity=False)
     """Use PyTorch's deterministic algorithms, so that a run on the same kind of GPU repeats bit
     for bit; slower. Runs on a CPU repeat without it."""
@@ -342,7 +350,7 @@ class TrainConfig:
     keep_every: int = setting(0, resume=True, identity=False)
     """Epochs between checkpoints that are never deleted; 0: none."""
     on_nan: OnNan = setting("stop", resume=True, identity=False)
-    """What to do when a loss or gradient is NaN or infinite: stop the run, or skip the step."""
+    """Reaction to a loss or gradient that is NaN or infinite: stop the run, or skip the step."""
     timeout: float = setting(300.0, resume=True, identity=False)
     """Seconds to wait for a process that does not respond before the run is stopped."""
     tensorboard: bool = setting(False, resume=True, identity=False)
@@ -354,6 +362,7 @@ class TrainConfig:
     RUN/profile.json."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "train")
         check_at_least(self, "train", epochs=1, stop_epoch=1, batch_size=1, accumulate=1)
         check_at_least(self, "train", queue_size=1, log_every=1, knn_every=0, save_every=1, seed=0)
         check_at_least(self, "train", save_minutes=0, keep_every=0)
@@ -392,7 +401,7 @@ class PretrainConfig:
     """Settings, by dotted name, that the run chooses itself when it starts, from a look at the
     images and from the measured speed (recipe photos). In a saved config all are chosen."""
     minutes: float = setting(10.0, later=True, resume=True, identity=False)
-    """Time budget for settings that the run chooses itself."""
+    """Time budget of the whole command, for a recipe that chooses settings."""
     options: MethodOptions | None = None
     """Settings that only this method has. Unset: its defaults."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hardmix.errors import InputError
-from hardmix.settings.facts import check_above, check_at_least, check_between, shown
+from hardmix.settings.facts import check_above, check_at_least, check_between, check_choices, shown
 
 ProbeSolver = Literal["lbfgs", "sgd"]
 """Solvers of the linear probe on cached features."""
@@ -45,6 +45,7 @@ class KnnOptions:
     """Number format of the encoder's forward passes."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "knn")
         check_at_least(self, "knn", k=1)
         check_above(self, "knn", temperature=0)
 
@@ -111,6 +112,7 @@ class LinearOptions:
     """Number format of the encoder's forward passes."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "linear")
         check_at_least(self, "linear", penalty=0)
         if not 1 <= self.seeds <= 1000:
             raise InputError(
@@ -153,6 +155,7 @@ class FinetuneConfig:
     """Number format of the encoder's forward passes."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "finetune")
         check_at_least(self, "finetune", epochs=1, batch_size=1, weight_decay=0, seed=0)
         check_above(self, "finetune", labels=0, lr=0, classifier_lr=0)
         check_between(self, "finetune", 0.0, 1.0, "labels", "min_scale")
@@ -301,6 +304,7 @@ class DetectionConfig:
     """Number format of the detector's forward passes; boxes and losses stay in float32."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "detect")
         check_above(self, "detect", lr=0)
         check_at_least(self, "detect", iterations=1, batch_size=1, test_side=16, regions=4)
         check_at_least(self, "detect", proposals=1, trials=1, save_every=1, log_every=1)

@@ -1,4 +1,4 @@
-"""What a training run says: the templates of its sentences, its start, its end and its profile."""
+"""Messages of a training run: templates of its sentences, its start, its end and its profile."""
 
 import json
 import math
@@ -50,7 +50,7 @@ START_KEPT = (
 NO_VERDICT = "No verdict: shards are read as a stream; evaluate the encoder on a folder."
 EVALUATE_A_FOLDER = "hardmix knn RUN --data.root FOLDER --baseline pixels untrained colours"
 
-# What to try next.
+# Advice on the next run.
 
 SMALLER_QUEUE = (
     "a smaller queue: it holds {keys} keys for {images} images; --train.queue-size {fewer}"
@@ -66,7 +66,7 @@ FROM_WEIGHTS = (
 LOWER_TRUNK_LR = "a lower learning rate of the trunk: --optimizer.trunk-lr {lower:g}"
 LONGER = "train longer: {command} --train.epochs {epochs}"
 
-# What to expect of mixing.
+# The expected effect of mixing.
 
 MIXING_HELPS = "mixing is expected to help a little"
 MIXING_UNCLEAR = "mixing is not expected to make a clear difference"

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from hardmix.data.colours import channel_statistics
 from hardmix.errors import InputError
 from hardmix.evaluation.trained_encoder import TrainedEncoder, load_encoder
-from hardmix.mixing.checks import check_choice
 from hardmix.models.backbones import RESNETS, parse_timm
 from hardmix.runs.folder import Run, pack_encoder
 from hardmix.runtime.console import say
 from hardmix.runtime.files import most_weights, read_file, write_atomically
 from hardmix.settings.config import PretrainConfig
+from hardmix.settings.facts import check_choice
 from hardmix.weights.detectron2_files import PLUG_IN_FILE, SHAPES, side_files, weights_file
 
 OPSET = 20
@@ -35,7 +35,7 @@ ANYWHERE = "safetensors and onnx support every backbone"
 
 
 class ExportJob(NamedTuple):
-    """What to export, and where."""
+    """The encoder to export, and the file to write."""
 
     source: Path
     """The file of the encoder."""

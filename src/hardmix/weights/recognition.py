@@ -70,7 +70,7 @@ class Fit(NamedTuple):
 
 
 class MocoParts(NamedTuple):
-    """What MoCo has besides the trunk; names: in imported.safetensors -> in the file.
+    """MoCo's parts besides the trunk; names: in imported.safetensors -> in the file.
 
     These are the head, the queue, and the key encoder, in which training continues.
     """
