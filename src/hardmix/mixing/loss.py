@@ -38,6 +38,7 @@ from hardmix.mixing.family import (
     Formula,
     NegativeFilter,
     NegativeWeights,
+    check_family,
     loss_of_queries,
 )
 from hardmix.mixing.infonce import Contrast, LogWeights, outcome_of
@@ -552,7 +553,9 @@ class MochiLoss(nn.Module):
     def _weighed(self, logits: Logits, exclude: Tensor | None) -> Any:
         assert self.weights is not None
         with torch.no_grad():
-            return self.weights(logits, exclude)
+            log_weights = self.weights(logits, exclude)
+        check_family(self.denominator, log_weights, None, logits.real)  # before they are read
+        return log_weights
 
     def extra_repr(self) -> str:
         """Return the text that print() shows: the paper's MoCHi (N, s, s')."""
