@@ -31,7 +31,7 @@ def check(script: Path) -> subprocess.CompletedProcess[str]:
 
 
 def section(title: str) -> str:
-    """What stands under a heading, up to the next one; a class may be marked as such."""
+    """Return the text under a heading, up to the next one; a class may be marked as such."""
     found = re.search(rf"^### (?:class )?{re.escape(title)}\n(.*?)(?=^##|\Z)", PAGE, re.M | re.S)
     assert found, f"docs/api.md has no {title}"
     return found[1]

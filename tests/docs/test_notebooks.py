@@ -1,4 +1,4 @@
-"""What a notebook shows of hardmix's values, and the notebooks in examples/notebooks."""
+"""The views of values in notebooks, and the notebooks of examples/notebooks."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What pre-training was worth, in words: a run's results/verdict.json, at the top of the page."""
+"""The value of pre-training in words: a run's results/verdict.json, at the top of the page."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

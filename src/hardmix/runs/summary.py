@@ -144,16 +144,16 @@ class Measured:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What pre-training was worth: the encoder compared with untrained features."""
+    """The value of pre-training: the encoder compared with untrained features."""
 
     text: str
     """The sentence."""
     better: bool | None
     """Whether it is better than everything it was compared with; None if nothing was measured."""
     advice: list[str]
-    """What may help, the likeliest first, and what to expect of mixing."""
+    """Changes that may help, the likeliest first, and the effect to expect of mixing."""
     about: str
-    """What was measured."""
+    """The measurement, in a sentence."""
     numbers: list[Measured]
 
     def __repr__(self) -> str:
