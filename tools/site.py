@@ -13,14 +13,14 @@ from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import reference  # noqa: E402
+import reference_pages
 
 LEAVING = re.compile(r"(?<!!)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?:\.\./)+[^)]*\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages of the reference."""
-    for path, text in reference.pages().items():
+    for path, text in reference_pages.pages().items():
         files.append(File.generated(config, path, content=text))
     return files
 

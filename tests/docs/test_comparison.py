@@ -1,4 +1,4 @@
-"""What docs/comparison.md and docs/scaling-background.md say of our own code is what the code gives."""
+"""What docs/comparison.md and docs/scaling-background.md say of our code is what it gives."""
 
 import re
 

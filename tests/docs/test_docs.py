@@ -15,7 +15,7 @@ from PIL import Image
 import hardmix
 from doc_commands import DOCS, DOCUMENTS, commands, ways_to_type
 from hardmix.commands import main as cli
-from hardmix.commands.argv import named_code
+from hardmix.commands.argv import scan
 from hardmix.errors import InputError
 from hardmix.runs.folder import Run
 from hardmix.settings.recipes import demo
@@ -129,7 +129,7 @@ def why_refused(name: str, *arguments: str) -> str | None:
     if name not in cli.COMMANDS:
         return "there is no such command"
     try:
-        cli.COMMANDS[name](named_code(arguments)[0])
+        cli.COMMANDS[name](scan(arguments).words)
     except ParsedError:
         return None
     except InputError as error:

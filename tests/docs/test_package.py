@@ -11,6 +11,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 import hardmix
@@ -242,3 +243,9 @@ def test_releases_with_known_flaws_in_what_we_use_are_not_admitted():
     for name, first in bounds.items():
         (requirement,) = (each for each in named if each.name == name)
         assert str(requirement.specifier) == f">={first}"
+
+
+def test_the_citation_names_this_version_and_the_paper():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["version"] == hardmix.__version__
+    assert cited["preferred-citation"]["title"] in (ROOT / "README.md").read_text()

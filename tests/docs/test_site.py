@@ -1,21 +1,29 @@
-"""The reference, docs/api.md, is written out of the source, and whole."""
+"""The documentation builds without a warning, names everything public, works from a folder."""
 
 import inspect
+import os
 import re
-import shutil
 import subprocess
 import sys
-from dataclasses import fields, is_dataclass
+import time
+from dataclasses import fields
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
 import hardmix
+from chrome import Chrome, find_chrome
 from hardmix.commands import main as cli
 from places import ROOT
 
-PAGE = (ROOT / "docs" / "api.md").read_text()
+sys.path.append(str(ROOT / "tools"))
+
+import reference_pages
+
+pytestmark = pytest.mark.slow
+
 DOCUMENTS = [
     *ROOT.glob("*.md"),
     *ROOT.glob("docs/*.md"),
@@ -24,16 +32,40 @@ DOCUMENTS = [
 ]
 
 
-def check(script: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, script, "--check"], capture_output=True, text=True, check=False
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The site, built as `make docs` builds it; strict, so that a warning is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    return folder
 
 
-def section(title: str) -> str:
-    """What stands under a heading, up to the next one; a class may be marked as such."""
-    found = re.search(rf"^### (?:class )?{re.escape(title)}\n(.*?)(?=^##|\Z)", PAGE, re.M | re.S)
-    assert found, f"docs/api.md has no {title}"
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """A browser that asks for nothing outside the site's folder, if the machine has one."""
+    program = find_chrome()
+    if program is None:
+        pytest.skip("no Chromium or Chrome is installed")
+    chrome = Chrome(program, tmp_path_factory.mktemp("profile"))
+    yield chrome
+    chrome.close()
+
+
+@cache
+def generated() -> dict[str, str]:
+    """The generated pages of the reference."""
+    return reference_pages.pages()
+
+
+def section(page: str, title: str) -> str:
+    """What stands under a heading of a generated page, up to the next one."""
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", generated()[page], re.M | re.S)
+    assert found, f"{page} has no {title}"
     return found[1]
 
 
@@ -47,79 +79,58 @@ def options(text: str) -> set[str]:
     for group, about in re.findall(r"^\| \[`--(\w+)\.\*`\](.*)$", text, re.M):
         without = set(re.findall(r"`(--[\w.-]*\w)`", about.partition("Without ")[2]))
         without |= {re.sub(r"\.(?=[^.]*$)", ".no-", each) for each in without}  # of switches
-        found |= options(section(f"`hardmix.config.{group.capitalize()}Config`")) - without
+        title = f"class `hardmix.config.{group.capitalize()}Config`"
+        found |= options(section("reference/settings.md", title)) - without
     return found
 
 
 def anchors(document: Path) -> list[str]:
-    """GitHub's names for the headings of a document."""
+    """The names of a document's headings, by GitHub's rule, which is the site's too."""
     text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.M | re.S)
     titles = re.findall(r"^#+ (.*)$", text, re.M)
     return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
 
 
-def test_the_page_is_current():
-    done = check(ROOT / "tools" / "api.py")
-    assert done.returncode == 0, done.stderr
+def test_every_public_name_is_on_the_site_with_its_docstring(site):
+    for module in reference_pages.MODULES:
+        page = (site / "reference" / f"{module}.html").read_text()
+        text = " ".join(re.sub(r"<[^>]+>", "", page).split())
+        package = attrgetter(module.partition(".")[2])(hardmix) if "." in module else hardmix
+        for name in package.__all__:
+            thing = getattr(package, name)
+            if inspect.ismodule(thing) and name != "recipes":
+                continue
+            assert f'id="{module}.{name}"' in page, name
+            if inspect.isroutine(thing) or inspect.isclass(thing):
+                first = inspect.getdoc(thing).splitlines()[0]
+                words = re.findall(r"\w{3,}", first)[:4]
+                assert re.search(r"\W+(?:\w{1,2}\W+)*".join(words), text), (name, first)
 
 
-def test_a_stale_page_is_refused_with_the_way_out(tmp_path):
-    for name in ("tools/api.py", "tools/api_settings.py", "docs/api.md"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    assert check(tmp_path / "tools" / "api.py").returncode == 0
-    loss = tmp_path / "src" / "hardmix" / "mixing" / "loss.py"
-    loss.write_text(loss.read_text().replace("Return the mean loss over", "Return the loss of"))
-    done = check(tmp_path / "tools" / "api.py")
-    assert done.returncode == 1
-    assert done.stderr == "api.md differs from the source's docstrings: run `make docs`.\n"
-
-
-NAMESPACES = ("config", "losses", "strategies")
-PUBLIC = [
-    *(name for name in hardmix.__all__ if name not in (*NAMESPACES, "explore", "integrations")),
-    *(f"{module}.{name}" for module in NAMESPACES for name in getattr(hardmix, module).__all__),
-]
-
-
-@pytest.mark.parametrize("name", PUBLIC)
-def test_every_public_name_has_an_entry_with_its_docstring(name):
-    thing = attrgetter(name)(hardmix)
-    code, _, text = section(f"`hardmix.{name}`").rpartition("```\n")
-    if is_dataclass(thing) and not code:  # settings: a line of the table for each
-        named = re.findall(
-            r"`(?:--)?(?:\w+\.(?!\*))?([\w-]+)(?:\.\*)?`", " ".join(first_cells(text))
-        )
-        assert {field.name for field in fields(thing)} <= {each.replace("-", "_") for each in named}
-    else:
-        code, text = section(f"`hardmix.{name}`").split("```\n", 1)
-        assert name.rpartition(".")[2] in code
-    if callable(thing):
-        assert inspect.getdoc(thing).splitlines()[0] in text
-    else:  # what follows a constant is prose, not the link to its file alone
-        assert re.match(r"\n[A-Z].*[.]\n", text)
-
-
-def test_every_field_setting_and_option_has_a_meaning():
-    rows = re.findall(r"^\| (?!---).*\|$", PAGE, re.M)
-    assert len(rows) > 200
+def test_every_public_setting_has_a_line_with_a_meaning():
+    page = generated()["reference/settings.md"]
+    rows = re.findall(r"^\| (?!---).*\|$", page, re.M)
+    assert len(rows) > 150
     assert [row for row in rows if not row.removesuffix(" |").rpartition(" | ")[2].strip()] == []
+    for name in hardmix.config.__all__:
+        kind = getattr(hardmix.config, name)
+        if not hasattr(kind, "__dataclass_fields__"):
+            continue
+        cells = " ".join(
+            first_cells(section("reference/settings.md", reference_pages.title_of(kind)))
+        )
+        named = re.findall(r"`(?:--)?(?:\w+\.(?!\*))?([\w-]+)(?:\.\*)?`", cells)
+        assert {field.name for field in fields(kind)} <= {each.replace("-", "_") for each in named}
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_a_commands_options_are_those_of_its_help(name, capfd, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     with pytest.raises(SystemExit):
-        cli.main([name, "--help"])
+        cli.main([name, "--help-all"])
     lines = re.findall(r"│ (--[\w.-]+(?:, --[\w.-]+)*)", capfd.readouterr().out)  # two columns
     shown = {option for line in lines for option in line.split(", ")}
-    assert options(section(f"hardmix {name}")) == shown
-
-
-def test_no_two_headings_of_the_page_have_one_anchor():
-    found = anchors(ROOT / "docs" / "api.md")
-    assert len(found) == len(set(found)) > 80
+    assert options(section("reference/commands.md", f"hardmix {name}")) == shown
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -128,3 +139,42 @@ def test_links_into_a_page_lead_to_headings_that_exist(document):
         if not re.fullmatch(r"L\d+", anchor):
             target = document.parent / path if path else document
             assert anchor in anchors(target), f"{path}#{anchor}"
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    missing = [page.name for page in ROOT.glob("docs/*.md") if f" {page.name}" not in navigation]
+    assert missing == []
+
+
+FIND = """(async () => {
+    document.querySelector('#__search').click();
+    const field = document.querySelector('.md-search__input');
+    field.focus();
+    field.value = 'uniformity';
+    field.dispatchEvent(new Event('keyup'));
+})()"""
+
+
+def test_search_works_from_a_folder_and_asks_no_other_host(site, browser):
+    browser.show(site / "index.html")
+    browser.run(FIND)
+    results, deadline = 0, time.monotonic() + 30
+    while not results and time.monotonic() < deadline:
+        time.sleep(0.2)
+        results = browser.run("document.querySelectorAll('.md-search-result__item').length")
+    assert results > 2
+    assert [each for each in browser.requests() if not each.startswith("file:")] == []
+    assert browser.complaints() == []
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_fit_a_telephone_and_follow_the_colour_scheme(site, browser, width, scheme):
+    for page in ("index.html", "results.html", "reference/settings.html"):
+        browser.show(site / page, width=width, scheme=scheme)
+        browser.run("localStorage.clear()")
+        browser.show(site / page, width=width, scheme=scheme)
+        assert browser.run("document.documentElement.scrollWidth") <= width, page
+        wanted = {"light": "default", "dark": "slate"}[scheme]
+        assert browser.run("document.body.dataset.mdColorScheme") == wanted

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import hardmix
 from hardmix.commands import main as cli
-from hardmix.commands.argv import data_of_run
+from hardmix.commands.argv import data_of_run, scan
 from hardmix.data.imagenet100 import SYNSETS
 from hardmix.errors import InputError
 from hardmix.evaluation import finetune, linear
@@ -69,10 +69,10 @@ def test_a_moved_imagenet_is_judged_by_the_runs_own_classes(tmp_path):
         (root / "train" / synset).mkdir(parents=True)
     data = dataclasses.replace(CONFIG.data, name="imagenet100", root="/gone", num_images=9)
     run = make_run(tmp_path / "run", dataclasses.replace(CONFIG, data=data))
-    found = data_of_run([str(run.path), "--data.root", str(root)])
+    found = data_of_run(scan([str(run.path), "--data.root", str(root)]))
     assert (found.name, found.num_images) == ("imagenet100", None)
     (tmp_path / "photos").mkdir()
-    assert data_of_run([str(run.path), "--data.root", str(tmp_path / "photos")]).name is None
+    assert data_of_run(scan([str(run.path), "--data.root", str(tmp_path / "photos")])).name is None
 
 
 def test_knn_with_its_floor(run, capfd):

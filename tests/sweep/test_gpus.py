@@ -1,5 +1,6 @@
 """Processes of a sweep share the GPUs of a machine; torchrun trains a run on several."""
 
+import json
 import multiprocessing
 import os
 import tempfile
@@ -64,6 +65,12 @@ def test_gpus_that_a_scheduler_gave_are_the_ones_shared(monkeypatch):
     assert os.environ[gpus.VISIBLE] == "5,7"
 
 
+def test_processes_stand_for_gpus_on_a_cpu():
+    gpus.check_gpus(8, "cpu")
+    with gpus.taken_gpus(2, "cpu", StopRequest()) as mine:
+        assert mine == ["cpu", "cpu"]
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda:1"])
 def test_a_named_device_is_left_as_it_is(device):
     with gpus.taken_gpus(1, device, StopRequest()) as mine:
@@ -73,7 +80,7 @@ def test_a_named_device_is_left_as_it_is(device):
 
 @pytest.mark.parametrize(
     ("number", "device", "words"),
-    [(0, "auto", "must be at least 1"), (2, "cpu", "leave out"), (5, "auto", "sees 4 GPUs")],
+    [(0, "auto", "must be at least 1"), (2, "cuda:1", "leave out"), (5, "auto", "sees 4 GPUs")],
 )
 def test_gpus_that_cannot_be_had_are_refused(number, device, words):
     with pytest.raises(InputError, match=words):
@@ -81,7 +88,7 @@ def test_gpus_that_cannot_be_had_are_refused(number, device, words):
     gpus.check_gpus(4, "auto")
 
 
-def test_torchrun_trains_a_run_and_its_failure_is_told(tmp_path, monkeypatch):
+def test_torchrun_trains_and_evaluates_a_run_and_its_failure_is_told(tmp_path, monkeypatch):
     """For real, in two processes on the CPU: the GPUs are pretended."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     config = RECIPES["demo"].build("moco-v2", False)
@@ -97,6 +104,10 @@ def test_torchrun_trains_a_run_and_its_failure_is_told(tmp_path, monkeypatch):
     run = Run(tmp_path / "run")
     assert gpus.train_by_torchrun(run, file, ["0", "1"], StopRequest()) is run
     assert run.encoder_file.exists()
+    gpus.evaluate_by_torchrun(["knn", str(run.path), "--k", "5"], ["cpu", "cpu"], StopRequest())
+    assert json.loads((run.results / "knn.json").read_text())["k"] == 5
+    with pytest.raises(InputError, match=r"the command was hardmix knn nowhere"):
+        gpus.evaluate_by_torchrun(["knn", "nowhere"], ["cpu", "cpu"], StopRequest())
     wrong = replace(config, data=replace(config.data, name="folder", root=str(tmp_path / "none")))
     file.write_bytes(to_json(wrong))
     with pytest.raises(InputError, match=r"torchrun ended with status \d+ before other"):

@@ -26,11 +26,12 @@ from hardmix.settings.recipes import RECIPES
 from hardmix.settings.saved import to_json
 from hardmix.sweep import measures as sweep_evaluations, sweeping
 from hardmix.sweep.grids import GRIDS
-from hardmix.sweep.measures import MEASURES
+from hardmix.sweep.measures import MEASURES, shared_command
 from hardmix.sweep.planning import SweepOptions, config_of, evaluations_of, make_plan, run_name
 from hardmix.sweep.results import as_latex, collect, escape
 from hardmix.sweep.sweeping import sweep
 from hardmix.training.pretrain import pretrain
+from untrained_runs import run_of_backbone
 
 pytestmark = pytest.mark.slow
 
@@ -162,6 +163,42 @@ def test_a_stopped_sweep_goes_on_where_it_stopped(tmp_path, trainer):
     assert len(set(trainer.trained)) == len(trainer.trained) == len(GRIDS["table1"].rows)
     (continued,) = [name for name, found in trainer.found.items() if found != "nothing"]
     assert "oracle" in continued
+
+
+def test_evaluations_that_take_long_run_on_all_gpus_of_a_run(tmp_path, trainer, monkeypatch):
+    commands = []
+
+    def evaluate_by_torchrun(words, gpus, stop):
+        commands.append((words, gpus))
+        trainer.evaluate(Run(words[1]), words[0], None)
+
+    monkeypatch.setattr(sweeping, "evaluate_by_torchrun", evaluate_by_torchrun)
+    monkeypatch.setattr(sweeping, "train_by_torchrun", lambda run, config, gpus, stop: None)
+    monkeypatch.setattr(
+        sweeping,
+        "train",
+        lambda job, plan, stop, gpus: trainer.pretrain(
+            job.config, plan.folder(job.name), resume="auto"
+        ),
+    )
+    sweep(options(tmp_path, seeds=1, only=("MoCo-v2",), device="cpu", gpus_per_run=2))
+    ((knn, gpus),) = commands
+    assert knn == ["knn", str(tmp_path / "runs" / trainer.trained[0]), "--k", "200"]
+    assert gpus == ["cpu", "cpu"]
+    assert [name for _, name in trainer.evaluated] == ["linear-cached", "knn", "embedding"]
+
+
+def test_the_papers_evaluations_have_a_command_that_processes_share(tmp_path):
+    run = Run(run_of_backbone(tmp_path / "run", "resnet18-narrow"))
+    whole = options(tmp_path, "table2", scale="paper", data_root="images", voc_root=Path("voc"))
+    whole = replace(whole, coco_root=Path("coco"), workers=3, gpus_per_run=8)
+    root = str(Path("images").absolute())
+    assert shared_command(run, "linear", whole)[2:] == ["--no-cached", "--data.root", root]
+    voc = shared_command(run, "detection-voc-24k", whole)
+    assert voc[:6] == ["detect", str(run.path), "--task", "voc", "--schedule", "24k"]
+    assert voc[6:] == ["--data.root", "voc", "--device", "auto", "--data.workers", "3"]
+    assert shared_command(run, "detection-coco-1x", whole)[3:6] == ["coco", "--schedule", "1x"]
+    assert shared_command(run, "embedding", whole) is None
 
 
 def test_a_failure_is_written_down_and_the_rest_is_done(tmp_path, trainer):

@@ -1,12 +1,14 @@
-"""What must be read from a command line before it is parsed: which defaults to start from."""
+"""A command line, scanned once before tyro parses it: the few words that decide the defaults.
+
+tyro's own recipes (a subcommand for each set of defaults) do not serve here: defaults depend on
+the recipe, on --method, on a saved config and on the run to resume.
+"""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hardmix.commands.options import wants_help
 from hardmix.errors import InputError
 from hardmix.runtime.own_code import is_own
 from hardmix.settings.config import DataConfig, PretrainConfig
@@ -16,45 +18,97 @@ from hardmix.settings.recipes import RECIPES
 from hardmix.settings.saved import absolute_root, is_command
 
 ALLOW = "--allow-code"
-CODE_OPTIONS = ("--model.backbone", "--backbone", "--data.views")
+CODE_OPTIONS = ("model.backbone", "backbone", "data.views")
 """Options by which a command line names code, besides --allow-code."""
 
 ResumeWord = Literal["no", "yes", "auto"]
 
 
-def run_config(arguments: Sequence[str]) -> tuple[PretrainConfig, list[str]]:
-    """Return the config that holds the defaults (a recipe's, file's or run's) and the rest."""
-    rest = with_value(arguments, "resume", ("yes", "no", "auto"))
-    named = rest.pop(0) if rest and not rest[0].startswith("-") else None
+@dataclass(frozen=True)
+class CommandLine:
+    """The words after the command's name, and the values of each option."""
+
+    words: list[str]
+    """The words that tyro parses: all but --allow-code and its values."""
+    options: dict[str, list[str]]
+    """Values of each option by its dotted name ("data.root"), in the order given."""
+
+    @property
+    def first(self) -> str | None:
+        """The recipe or run, which is the first word; None if an option comes first."""
+        return next((word for word in self.words[:1] if not word.startswith("-")), None)
+
+    @property
+    def wants_help(self) -> bool:
+        """Whether the command line asks for help."""
+        return "-h" in self.words or bool({"help", "help_all"} & self.options.keys())
+
+    def value(self, option: str) -> str | None:
+        """Return an option's first value; None if it is not given."""
+        return next(iter(self.options.get(option, ())), None)
+
+
+def scan(words: Sequence[str], **optional: Sequence[str]) -> CommandLine:
+    """Scan a command line.
+
+    An option in `optional` may stand alone: `--NAME` then means the first of its values, and
+    `--no-NAME` the second.
+    """
+    kept: list[str] = []
+    options: dict[str, list[str]] = {}
+    for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
+        option, equals, value = word.partition("=")
+        name = option.removeprefix("--").replace(".no-", ".").replace("-", "_")
+        choices = optional.get(name.removeprefix("no_"), ())
+        added = [word]
+        if choices and name.startswith("no_"):
+            name, value = name.removeprefix("no_"), choices[1]
+            added = [f"--{name}", value]
+        elif choices and not equals and after not in choices:
+            value = choices[0]
+            added = [word, value]
+        elif not equals:
+            value = after
+        if option.startswith("--"):
+            options.setdefault(name, []).append(value)
+        if ALLOW not in (before, option):
+            kept += added
+    return CommandLine(kept, options)
+
+
+def run_config(line: CommandLine) -> tuple[PretrainConfig, list[str]]:
+    """Return the config that holds the defaults (a recipe's, file's or run's) and the options."""
+    named = line.first
+    rest = line.words if named is None else line.words[1:]
     if named is not None and named not in RECIPES:
         raise InputError(f"there is no recipe {named!r}: choose one of {_known(named, RECIPES)}.")
-    if value_of(rest, "--recipe") is not None:
+    if "recipe" in line.options:
         raise InputError(
             "--recipe is not an option: the recipe is the first argument, as in hardmix pretrain"
             f" {named or 'demo'} --out RUN."
         )
-    saved = _saved_config(rest)
+    saved = _saved_config(line)
     if saved is not None:
         return _of_recipe(named, saved), rest
     if named is None:
-        if wants_help(rest):
-            return PretrainConfig(method=_method(rest)), rest
+        if line.wants_help:
+            return PretrainConfig(method=_method(line)), rest
         raise InputError(f"pretrain needs a recipe: choose one of {_known('', RECIPES)}.")
-    config = RECIPES[named].build(_method(rest), "--oracle" in rest)
-    if config.data.name == "shapes" and value_of(rest, "--data.root") is not None:
+    config = RECIPES[named].build(_method(line), "oracle" in line.options)
+    if config.data.name == "shapes" and "data.root" in line.options:
         config = replace(config, data=replace(config.data, name=None))  # recognised from its root
     return config, rest
 
 
-def data_of_run(arguments: Sequence[str]) -> DataConfig:
+def data_of_run(line: CommandLine) -> DataConfig:
     """Return the run's data config as defaults; the kind of another root is recognised."""
-    if not arguments or arguments[0].startswith("-"):
+    if line.first is None:
         return DataConfig()
     from hardmix.data.sources import data_name
     from hardmix.runs.folder import Run
 
-    data = Run.open(arguments[0]).config().data
-    root = value_of(arguments, "--data.root")
+    data = Run.open(line.first).config().data
+    root = line.value("data.root")
     if root is None:
         return data
     # ImageNet in another place: still only the run's 100 classes.
@@ -63,50 +117,31 @@ def data_of_run(arguments: Sequence[str]) -> DataConfig:
     return replace(data, **given)
 
 
-def named_code(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the arguments without --allow-code, and the code and commands that they name.
+def named_code(line: CommandLine) -> list[str]:
+    """Return the code and commands that a command line names.
 
     A folder of images whose name looks like that of a function allows no function.
     """
-    if list(arguments[-1:]) == [ALLOW]:
+    names = list(line.options.get("allow_code", ()))
+    if "" in names:
         raise InputError(f"{ALLOW} needs a name, as in {ALLOW} mypackage:make_net.")
-    names = _values_of(arguments, ALLOW)
-    names += [
-        name for option in CODE_OPTIONS for name in _values_of(arguments, option) if is_own(name)
-    ]
-    for root in _values_of(arguments, "--data.root"):
+    for option in CODE_OPTIONS:
+        names += [name for name in line.options.get(option, ()) if is_own(name)]
+    for root in line.options.get("data.root", ()):
         if is_command(root) and not is_own(root):
             names += [root, absolute_root(root) or root]
-    pairs = zip(["", *arguments], arguments, strict=False)
-    rest = [
-        word
-        for before, word in pairs
-        if ALLOW not in (before, word) and not word.startswith(f"{ALLOW}=")
-    ]
-    return rest, names
+    return names
 
 
-def value_of(arguments: Sequence[str], option: str) -> str | None:
-    """Return an option's value before the rest is parsed; None if it is not given."""
-    return next(iter(_values_of(arguments, option)), None)
-
-
-def _values_of(arguments: Sequence[str], option: str) -> list[str]:
-    """Return the values of an option, as often as it is given."""
-    following = pairwise(arguments)
-    joined = [each.partition("=")[2] for each in arguments if each.startswith(f"{option}=")]
-    return [value for word, value in following if word == option] + joined
-
-
-def _saved_config(rest: Sequence[str]) -> PretrainConfig | None:
+def _saved_config(line: CommandLine) -> PretrainConfig | None:
     """Return the config to start from: --config's file, or that of the run to resume."""
-    saved, out = value_of(rest, "--config"), value_of(rest, "--out")
-    resume = value_of(rest, "--resume") or "no"
+    saved, out = line.value("config"), line.value("out")
+    resume = line.value("resume") or "no"
     if saved is not None:
         from hardmix.runs.folder import read_config
 
         return read_config(Path(saved))
-    if resume == "no" or out is None or wants_help(rest):
+    if resume == "no" or out is None or line.wants_help:
         return None
     from hardmix.runs.folder import Run
 
@@ -124,23 +159,12 @@ def _of_recipe(named: str | None, saved: PretrainConfig) -> PretrainConfig:
     return saved
 
 
-def _method(rest: Sequence[str]) -> str:
-    method = value_of(rest, "--method") or "mochi"
+def _method(line: CommandLine) -> str:
+    method = line.value("method") or "mochi"
     if method not in METHOD_FACTS:
         known = _known(method, METHOD_FACTS)
         raise InputError(f"there is no method {method!r}: choose one of {known}.")
     return method
-
-
-def with_value(arguments: Sequence[str], name: str, choices: Sequence[str]) -> list[str]:
-    """Return the arguments with `--NAME` alone as the first choice, `--no-NAME` as the second."""
-    words = []
-    for index, word in enumerate(arguments):
-        words += [f"--{name}", choices[1]] if word == f"--no-{name}" else [word]
-        following = arguments[index + 1 : index + 2]
-        if word == f"--{name}" and not (following and following[0] in choices):
-            words.append(choices[0])
-    return words
 
 
 def _known(name: str, known: Any) -> str:

@@ -12,12 +12,13 @@ from hardmix.commands.options import Help, RunFolder, data_field, data_of, make_
 
 def features(arguments: list[str]) -> None:
     """Write the features of a folder of images to a file."""
-    own = argv.data_of_run(arguments)
+    line = argv.scan(arguments)
+    own = argv.data_of_run(line)
     about = "Write the features of images: hardmix features RUN --data.root DIR --out FILE."
     out = Help(
         help="File to write: .csv, or .safetensors or .npy with the images' names in a .names.txt."
     )
-    fields = [("run", RunFolder), ("out", Annotated[Path, out]), data_field(own, arguments)]
+    fields = [("run", RunFolder), ("out", Annotated[Path, out]), data_field(own, line)]
     options = parse(make_options("Features", about, fields), "features", arguments)
     from hardmix.evaluation.features import write_features
 
@@ -26,7 +27,8 @@ def features(arguments: list[str]) -> None:
 
 def neighbours(arguments: list[str]) -> None:
     """Find the images most similar to a given one."""
-    own = argv.data_of_run(arguments)
+    line = argv.scan(arguments)
+    own = argv.data_of_run(line)
     about = "Find the most similar images: hardmix neighbours RUN IMAGE [--data.root DIR]."
     image = Annotated[tyro.conf.Positional[Path], Help(metavar="IMAGE", help="The query image.")]
     fields = [
@@ -38,7 +40,7 @@ def neighbours(arguments: list[str]) -> None:
             field(default=Path("neighbours.png")),
         ),
         ("number", Annotated[int, Help(help="Number of images to show.")], field(default=11)),
-        data_field(own, arguments),
+        data_field(own, line),
     ]
     options = parse(make_options("Neighbours", about, fields), "neighbours", arguments)
     from hardmix.explore.neighbour_sheets import show_neighbours

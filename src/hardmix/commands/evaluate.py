@@ -35,18 +35,16 @@ def evaluation_command(name: str) -> Callable[[list[str]], None]:
     kind = EVALUATIONS[name].options
 
     def command(arguments: list[str]) -> None:
-        own = argv.data_of_run(arguments)
         hints, docs, usual = typing.get_type_hints(kind), docs_of(kind), kind()
-        for each, hint in hints.items():
-            if hint == bool | None:
-                option = each.replace("_", "-")
-                arguments = argv.with_value(arguments, option, ("True", "False", "None"))
+        flags = [each for each, hint in hints.items() if hint == bool | None]
+        line = argv.scan(arguments, **dict.fromkeys(flags, ("True", "False", "None")))
+        own = argv.data_of_run(line)
         made = [
             option_field(each, hint, getattr(usual, each), docs[each])
             for each, hint in hints.items()
         ]
-        shown = [("run", RunFolder), *made, data_field(own, arguments)]
-        options = parse(make_options(name, kind.__doc__ or "", shown), name, arguments)
+        shown = [("run", RunFolder), *made, data_field(own, line)]
+        options = parse(make_options(name, kind.__doc__ or "", shown), name, line.words)
         chosen = kind(**{each: getattr(options, each) for each in hints})
         from hardmix.evaluation.evaluated_run import run_evaluation
 

@@ -15,7 +15,8 @@ Writes an HTML page, and CSV files to a folder of the same name next to it.
 
 def explore(arguments: list[str]) -> None:
     """Find duplicates, clusters, outliers and neighbours among images."""
-    own = argv.data_of_run(arguments)
+    line = argv.scan(arguments)
+    own = argv.data_of_run(line)
     fields = [
         ("run", RunFolder),
         (
@@ -46,7 +47,7 @@ def explore(arguments: list[str]) -> None:
             field(default=()),
         ),
         ("seed", Annotated[int, Help(help="Seed of the clustering.")], field(default=0)),
-        data_field(own, arguments),
+        data_field(own, line),
     ]
     options = parse(make_options("Explore", ABOUT, fields), "explore", arguments)
     from hardmix.explore.exploring import ExploreOptions

@@ -45,23 +45,32 @@ def version(arguments: list[str]) -> None:
     sys.stdout.write(f"{__version__}\n")
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "demo": train.demo,
-    "recipes": train.recipes,
-    "pretrain": train.pretrain,
-    **evaluate.EVALUATION_COMMANDS,
-    "detect": evaluate.detect,
-    "features": encoder_files.features,
-    "neighbours": encoder_files.neighbours,
-    "explore": explore.explore,
-    "analyze": draw.analyze,
-    "toy": draw.toy,
-    "sweep": sweeps.sweep,
-    "report": draw.report,
-    "watch": explore.watch,
-    "export": encoder_files.export,
-    "import": encoder_files.import_,
-    "imagenet100": train.imagenet100,
+Command = Callable[[list[str]], None]
+GROUPS: dict[str, dict[str, Command]] = {
+    "Train": {"demo": train.demo, "recipes": train.recipes, "pretrain": train.pretrain},
+    "Evaluate": {**evaluate.EVALUATION_COMMANDS, "detect": evaluate.detect},
+    "Look": {
+        "report": draw.report,
+        "watch": explore.watch,
+        "explore": explore.explore,
+        "neighbours": encoder_files.neighbours,
+    },
+    "Share": {
+        "features": encoder_files.features,
+        "export": encoder_files.export,
+        "import": encoder_files.import_,
+    },
+    "Reproduce the paper": {
+        "imagenet100": train.imagenet100,
+        "sweep": sweeps.sweep,
+        "analyze": draw.analyze,
+        "toy": draw.toy,
+    },
+}
+"""The commands, grouped by what their reader wants to do."""
+
+COMMANDS: dict[str, Command] = {
+    **{name: command for group in GROUPS.values() for name, command in group.items()},
     "version": version,
 }
 
@@ -132,9 +141,9 @@ def _dispatch(arguments: list[str]) -> None:
         known = ", ".join(nearest_first(name, COMMANDS))
         raise InputError(f"there is no command {name!r}: choose one of {known}.")
     launch = processes.ask()
-    rest, named = argv.named_code(arguments[1:])
-    with allowing(*named):
-        _run(name, rest, launch)
+    line = argv.scan(arguments[1:])
+    with allowing(*argv.named_code(line)):
+        _run(name, line.words, launch)
 
 
 def _run(name: str, rest: list[str], launch: Launch | None) -> None:
@@ -154,8 +163,10 @@ def _run(name: str, rest: list[str], launch: Launch | None) -> None:
 
 
 def _print_help() -> None:
-    lines = [DESCRIPTION, "", "usage: hardmix COMMAND [options]", ""]
-    lines += [f"  {name:<12} {(command.__doc__ or '')}" for name, command in COMMANDS.items()]
+    lines = [DESCRIPTION, "", "usage: hardmix COMMAND [options]"]
+    for title, commands in GROUPS.items():
+        lines += ["", f"{title}:"]
+        lines += [f"  {name:<12} {command.__doc__ or ''}" for name, command in commands.items()]
     lines += [
         "",
         "A run or config of others may name code. It is only run if you name it too, by",

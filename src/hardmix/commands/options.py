@@ -1,10 +1,12 @@
-"""Configs as options of a command: the settings that people change most come first.
+"""Configs as options of a command.
 
-A command's options are a dataclass made on the fly, from which tyro makes the parser. Settings
+A command's options are a dataclass made on the fly, from which tyro makes the parser. The help of
+`hardmix pretrain` shows the settings that people change most; `--help-all` shows all. Settings
 without effect are omitted from the help but accepted.
 """
 
 import dataclasses
+import re
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 
 from hardmix.commands import processes
+from hardmix.commands.argv import CommandLine
 from hardmix.settings.config import DataConfig, PretrainConfig
 from hardmix.settings.facts import docs_of
 from hardmix.settings.methods import METHOD_FACTS
@@ -25,17 +28,28 @@ Shown = Callable[[str], bool]
 
 FIRST = (
     "method",
+    "minutes",
     "data.root",
+    "data.image_size",
+    "data.augmentation",
+    "data.workers",
     "model.backbone",
+    "model.init",
     "train.epochs",
     "train.batch_size",
     "train.queue_size",
+    "train.temperature",
+    "train.seed",
+    "train.precision",
+    "train.device",
     "optimizer.lr",
+    "optimizer.weight_decay",
     "mix.num_hardest",
     "mix.num_pairs",
     "mix.num_with_query",
+    "oracle",
 )
-"""The ten settings that people change most, at the top of `hardmix pretrain --help`."""
+"""The settings that people change most; only a recipe that chooses settings has `minutes`."""
 
 NOT_EVALUATED = (
     "data.channels",
@@ -54,23 +68,25 @@ def parse(kind: type[Parsed], name: str, arguments: Sequence[str]) -> Parsed:
 
     with shielded(arguments):
         return tyro.cli(
-            kind, prog=f"hardmix {name}", args=list(arguments), console_outputs=processes.speaks()
+            kind,
+            prog=f"hardmix {name}",
+            args=["--help" if word == "--help-all" else word for word in arguments],
+            console_outputs=processes.speaks(),
         )
 
 
-def wants_help(arguments: Sequence[str]) -> bool:
-    """Return whether the command line asks for help."""
-    return bool({"-h", "--help"} & set(arguments))
-
-
 def run_settings(
-    base: PretrainConfig, arguments: Sequence[str]
+    base: PretrainConfig, line: CommandLine
 ) -> tuple[list[Any], Callable[[Any], PretrainConfig]]:
     """Return the options of a run with their defaults, and a function back to its config."""
-    facts = METHOD_FACTS[base.method]
+    facts, everything = METHOD_FACTS[base.method], "help_all" in line.options
+    own = f"{base.method}."
 
     def shown(name: str) -> bool:
-        return facts.uses(name) or not wants_help(arguments)
+        if name == "minutes":
+            return bool(base.choose)
+        of_interest = everything or name in FIRST or name.startswith(own)
+        return not line.wants_help or (of_interest and facts.uses(name))
 
     hints: dict[str, Any] = typing.get_type_hints(PretrainConfig)
     groups: dict[str, Any] = {
@@ -78,36 +94,24 @@ def run_settings(
     }
     if base.options is not None:
         groups["options"] = type(base.options)
-    fields = [_first(base, name) for name in FIRST if shown(name)]
-    if shown("oracle"):
-        doc = docs_of(PretrainConfig)["oracle"]
-        fields.append(option_field("oracle", bool, base.oracle, doc))
-    if base.choose:
-        doc = f"{docs_of(PretrainConfig)['minutes']} It includes all that the command does."
-        fields.insert(2, option_field("minutes", float, base.minutes, doc))
+    first = [name for name in FIRST if shown(name)]
+    fields = [_first(base, name, brief=line.wants_help and not everything) for name in first]
     for group, kind in groups.items():
         title = base.method if group == "options" else group
         fields.append(group_field(title, kind, getattr(base, group), shown, without=FIRST))
 
     def back(parsed: Any) -> PretrainConfig:
-        values: dict[str, Any] = {"method": parsed.method, "oracle": parsed.oracle}
+        values: dict[str, Any] = {n: getattr(parsed, n) for n in first if "." not in n}
         if base.choose:
-            left = tuple(name for name in base.choose if name not in given_settings(arguments))
-            values |= {"minutes": parsed.minutes, "choose": left}
+            values["choose"] = tuple(name for name in base.choose if name not in line.options)
         for group, kind in groups.items():
             title = base.method if group == "options" else group
             inside = vars(getattr(parsed, title.replace("-", "_")))
-            flat = {n.partition(".")[2]: getattr(parsed, _plain(n)) for n in FIRST if _of(n, group)}
+            flat = {n.partition(".")[2]: getattr(parsed, _plain(n)) for n in first if _of(n, group)}
             values[group] = kind(**{**vars(getattr(base, group)), **inside, **flat})
         return dataclasses.replace(base, **values)
 
     return fields, back
-
-
-def given_settings(arguments: Sequence[str]) -> set[str]:
-    """Return the dotted names of the settings that a command line gives itself."""
-    words = [word.partition("=")[0] for word in arguments if word.startswith("--")]
-    return {word.removeprefix("--").replace(".no-", ".").replace("-", "_") for word in words}
 
 
 def group_field(
@@ -125,11 +129,11 @@ def group_field(
     return title.replace("-", "_"), made, dataclasses.field(default_factory=made)
 
 
-def data_field(default: DataConfig, arguments: Sequence[str]) -> tuple[str, Any, Any]:
+def data_field(default: DataConfig, line: CommandLine) -> tuple[str, Any, Any]:
     """Return --data.* of a command that evaluates; its help omits settings without effect."""
 
     def shown(name: str) -> bool:
-        return name not in NOT_EVALUATED or not wants_help(arguments)
+        return name not in NOT_EVALUATED or not line.wants_help
 
     return group_field("data", DataConfig, default, shown)
 
@@ -146,14 +150,15 @@ def make_options(name: str, about: str, fields: Sequence[Any]) -> type[Any]:
     return made
 
 
-def _first(base: PretrainConfig, name: str) -> tuple[str, Any, Any]:
-    if name == "method":
-        choices: Any = Literal[tuple(METHOD_FACTS)]
-        return option_field("method", choices, base.method, docs_of(PretrainConfig)["method"])
-    group, _, setting = name.partition(".")
-    config = getattr(base, group)
+def _first(base: PretrainConfig, name: str, brief: bool) -> tuple[str, Any, Any]:
+    """Return one of the settings in `FIRST` as an option; brief: with its first sentence."""
+    group, _, setting = name.rpartition(".")
+    config = getattr(base, group) if group else base
     kind: type = type(config)
     hint, doc = typing.get_type_hints(kind)[setting], docs_of(kind)[setting]
+    if name == "method":
+        hint = Literal[tuple(METHOD_FACTS)]
+    doc = re.split(r"(?<=\.)\s+(?=[A-Za-z])", doc)[0] if brief else doc
     return option_field(_plain(name), hint, getattr(config, setting), doc, name.replace("_", "-"))
 
 

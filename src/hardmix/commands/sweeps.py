@@ -76,7 +76,7 @@ class Sweep:
     ] = None
     device: Annotated[str, Help(help="auto, cpu, cuda or cuda:N.")] = "auto"
     gpus_per_run: Annotated[
-        int, Help(help="GPUs for each run; with several, torchrun trains it.")
+        int, Help(help="GPUs for each run; with several, torchrun trains and evaluates it.")
     ] = 1
     transfer_root: Annotated[
         str | None, Help(help="Images of another data set, for the evaluation transfer.")

@@ -1,9 +1,8 @@
 """Commands for training: pretrain, demo, recipes, imagenet100."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from hardmix.commands import argv, processes
 from hardmix.commands.options import Help, make_options, parse, run_settings
@@ -18,10 +17,11 @@ SHAPES = DataConfig(name="shapes", image_size=32, blur=False)
 
 def pretrain(arguments: list[str]) -> None:
     """Train an encoder on images, without labels."""
-    base, rest = argv.run_config(arguments)
-    check_mixing(base.method, rest)
-    fields, back = run_settings(base, rest)
-    own = [
+    line = argv.scan(arguments, resume=("yes", "no", "auto"))
+    base, rest = argv.run_config(line)
+    check_mixing(base.method, line)
+    fields, back = run_settings(base, line)
+    run_options: list[Any] = [
         (
             "resume",
             Annotated[
@@ -31,28 +31,32 @@ def pretrain(arguments: list[str]) -> None:
             field(default="no"),
         ),
         (
-            "allow_changed_data",
-            Annotated[bool, Help(help="Resume even if the images have changed.")],
-            field(default=False),
-        ),
-        (
             "config",
             Annotated[Path | None, Help(help="Saved config.json to start from.")],
             field(default=None),
         ),
     ]
+    if not line.wants_help or "help_all" in line.options:
+        about_images = Help(help="Resume even if the images have changed.")
+        run_options.append(
+            ("allow_changed_data", Annotated[bool, about_images], field(default=False))
+        )
     about = """Train an encoder: hardmix pretrain RECIPE --out RUN [settings].
 
     For the recipes, see `hardmix recipes`. The defaults below are those of the recipe and method
-    you name. The settings that people change most come first, the rest in groups.
+    you name.
+    """
+    if "help_all" not in line.options:
+        about += """
+    These are the settings that people change most; --help-all shows all of them.
     """
     if base.choose:
         about += """
     This recipe chooses many of them when the run starts, to fit the images and --minutes, and
-    prints what and why. What you give yourself stays as it is.
+    prints what and why. Settings that you give are not changed.
     """
     out = ("out", Annotated[Path, Help(help="Folder of the run.")])
-    made = make_options("Pretrain", about, [out, *fields, *own])
+    made = make_options("Pretrain", about, [out, *fields, *run_options])
     options = parse(made, "pretrain RECIPE", rest)
     config = back(options)
     where = options.config or options.out / "config.json"
@@ -67,13 +71,14 @@ def pretrain(arguments: list[str]) -> None:
         )
 
 
-def check_mixing(method: MethodName, arguments: Sequence[str]) -> None:
+def check_mixing(method: MethodName, line: argv.CommandLine) -> None:
     """Raise InputError if points are asked of a method that has no negatives."""
     reason = METHOD_FACTS[method].no_mixing
-    asked = [each.partition("=")[0] for each in arguments if each.startswith("--mix.")]
+    asked = [name for name in line.options if name.startswith("mix.")]
     if reason and asked:
         raise InputError(
-            f"{asked[0]} with --method {method}: {reason}. Omit --mix.*, or choose another method."
+            f"--{asked[0].replace('_', '-')} with --method {method}: {reason}. Omit --mix.*, or"
+            " choose another method."
         )
 
 

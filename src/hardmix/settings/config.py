@@ -45,7 +45,7 @@ class DataConfig:
     name: DataName | None = setting(None, label="{}")
     """Data set. Unset: recognised from data.root."""
     root: str | None = setting(None, resume=True)
-    """Where the images are: a folder, a text file of paths, shards such as 'a-{000..099}.tar', or
+    """Folder of images, text file of their paths, shards such as 'a-{000..099}.tar', or
     'hf:FOLDER' or 'hf:NAME' for Hugging Face's datasets. The data set `shapes` needs none."""
     test: str | None = setting(None, resume=True, identity=False, later=True)
     """List, folder or shards of test images, if data.root has none."""
@@ -57,8 +57,8 @@ class DataConfig:
     channels: int = 3
     """Image channels, 1 to 16. Unless it is 3, the colour operations are skipped."""
     augmentation: Augmentation = "moco-v2"
-    """MoCo-v2's stronger augmentation, MoCo-v1's, SimCLR's (twice the jitter), InfoMin's (with
-    RandAugment, on the CPU), or plain: random crop and flip only."""
+    """Random changes that make a view of an image. moco-v2's are stronger than moco-v1's, simclr
+    has twice the jitter, infomin adds RandAugment (on the CPU), and plain is crop and flip only."""
     colour_strength: float = setting(1.0, later=True, name="strength of colour changes")
     """Factor on the colour changes of data.augmentation, 0 to 1: the jitter's ranges and the
     probability of grey. 1: as published; 0: colours stay as they are. Lower it if colour tells
@@ -114,14 +114,15 @@ class ModelConfig:
     """The encoder f: trunk, head and key encoder."""
 
     backbone: str = setting("resnet50", label="{}")
-    """A torchvision ResNet (resnet18 ... wide_resnet101_2), the same with '-cifar' for 32-pixel
-    images, 'small' (made for CPUs), 'resnet18-narrow' (a quarter as wide), 'lab-small',
-    'lab-resnet50' and others in two halves for CMC, 'timm:NAME' with options as in
-    'timm:NAME?img_size=96', or your own function, 'mypackage:make_net'."""
+    """A torchvision ResNet (resnet18 ... wide_resnet101_2), 'small' (made for CPUs), 'timm:NAME',
+    or your own function, 'mypackage:make_net'. A ResNet with '-cifar' is for 32-pixel images;
+    'resnet18-narrow' is a quarter as wide; 'lab-small', 'lab-resnet50' and others have two halves,
+    for CMC. timm's may have options, as in 'timm:NAME?img_size=96'."""
     init: str | None = setting(None, later=True, label="from {}", name="initial weights")
-    """Weights to start from instead of random ones: a file (torchvision, timm, official MoCo, the
-    authors' MoCHi), a run's folder, or 'timm' or 'torchvision' for the backbone's own pre-trained
-    weights. The head is always new. Recommended for small data sets."""
+    """Weights to start from instead of random ones: a file, a run's folder, 'timm' or
+    'torchvision'. A file may be torchvision's, timm's, official MoCo's or the authors' MoCHi;
+    'timm' and 'torchvision' are the backbone's own pre-trained weights. The head is always new.
+    Recommended for small data sets."""
     head: Head = "mlp"
     """Projection head between trunk and loss: MoCo-v2's MLP of two layers, SimCLR's, with batch
     norm after both, or MoCo-v1's single linear layer."""
@@ -257,7 +258,7 @@ class OptimizerConfig:
     name: OptimizerName = setting("sgd", label="{}", name="optimizer", later=True)
     """SGD as in official MoCo, LARS for large batches (You et al. 2017), or AdamW."""
     lr: float = setting(0.03, label="learning rate {}", name="learning rate")
-    """Initial learning rate; the paper uses 0.03 for batches of 128 and of 256."""
+    """Initial learning rate. The paper uses 0.03 for batches of 128 and of 256."""
     trunk_lr: float | None = setting(None, later=True, label="trunk's learning rate x {}")
     """Factor on optimizer.lr for the trunk. Unset: 0.1 with model.init, otherwise 1."""
     momentum: float = setting(0.9, name="optimizer momentum")
@@ -318,7 +319,7 @@ class TrainConfig:
     """Number format of the encoders. auto: bf16 if the processor is fast at it, otherwise fp32.
     fp16, with a scaled loss, is for GPUs without bf16."""
     device: str = setting("auto", resume=True, identity=False)
-    """auto, cpu, cuda or cuda:N; cuda:1 is the second GPU. auto: cuda when available, otherwise
+    """auto, cpu, cuda or cuda:N. cuda:1 is the second GPU; auto is cuda when available, otherwise
     cpu."""
     compile: Compiled = setting("no", resume=True, identity=False)
     """What torch.compile compiles; all includes the loss, but only for the methods moco-v1,
@@ -392,7 +393,7 @@ class PretrainConfig:
     """Settings, by dotted name, that the run chooses itself when it starts, from a look at the
     images and from the measured speed (recipe photos). In a saved config all are chosen."""
     minutes: float = setting(10.0, later=True, resume=True, identity=False)
-    """Time budget for settings that the run chooses itself."""
+    """Time budget of the whole command, for a recipe that chooses settings."""
     options: MethodOptions | None = None
     """Settings that only this method has. Unset: its defaults."""
 

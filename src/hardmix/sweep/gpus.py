@@ -1,16 +1,17 @@
 """The GPUs of a machine, shared by the processes of a sweep: each takes free ones by lock.
 
 A process sees only those that it has taken, for training and evaluations alike. With several GPUs
-for each run, torchrun trains it.
+for each run, torchrun trains and evaluates it on them. On a CPU, processes stand for GPUs.
 """
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -41,11 +42,12 @@ def check_gpus(gpus_per_run: int, device: str) -> None:
     available = len(visible_gpus())
     if gpus_per_run < 1:
         raise InputError(f"--gpus-per-run {gpus_per_run} must be at least 1.")
-    if gpus_per_run == 1:
+    if gpus_per_run == 1 or device == "cpu":
         return
     if device not in ("auto", "cuda"):
         raise InputError(
-            f"--gpus-per-run {gpus_per_run} with --device {device}: leave out --device."
+            f"--gpus-per-run {gpus_per_run} with --device {device}: leave out --device, or give"
+            " --device cpu for as many processes on the CPU."
         )
     if gpus_per_run > available:
         raise InputError(
@@ -56,8 +58,14 @@ def check_gpus(gpus_per_run: int, device: str) -> None:
 
 @contextmanager
 def taken_gpus(gpus_per_run: int, device: str, stop: StopRequest) -> Iterator[list[str]]:
-    """Hold free GPUs; none on a machine with fewer than two, or if a device is named."""
+    """Hold free GPUs; none on a machine with fewer than two, or if a device is named.
+
+    On a CPU, each of several processes is named "cpu".
+    """
     visible = visible_gpus()
+    if device == "cpu" and gpus_per_run > 1:
+        yield ["cpu"] * gpus_per_run
+        return
     if device not in ("auto", "cuda") or len(visible) < 2:
         yield []
         return
@@ -101,26 +109,47 @@ def _place(name: str) -> Path:
     return Path(tempfile.gettempdir()) / f"hardmix-gpus-{os.getuid()}" / name.replace("/", "_")
 
 
-def train_by_torchrun(run: Run, config: Path, gpus: list[str], stop: StopRequest) -> Run:
-    """Train a run on several GPUs; signals are passed on, and it saves before it stops."""
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(len(gpus))]
-    words += ["-m", "hardmix", "--", "pretrain", "--config", str(config)]
-    words += ["--out", str(run.path), "--resume", "auto"]
-    words += [word for name in allowed_code() for word in ("--allow-code", name)]
+def train_by_torchrun(run: Run, config: Path, gpus: Sequence[str], stop: StopRequest) -> Run:
+    """Train a run on several GPUs; it saves before it stops."""
+    words = ["pretrain", "--config", str(config), "--out", str(run.path), "--resume", "auto"]
+    status = run_by_torchrun(words, len(gpus), stop)
+    if state_of(run) == "finished" and status == 0:
+        return run
+    if stop:
+        raise UnfinishedError(f"stopped by {stop.name}: the same sweep command resumes it.")
+    raise InputError(
+        f"torchrun ended with status {status} before {run.path.name} was finished: see its messages"
+        f" above, and {run.path / 'status.json'}."
+    )
+
+
+def evaluate_by_torchrun(words: Sequence[str], gpus: Sequence[str], stop: StopRequest) -> None:
+    """Run the command of an evaluation on several GPUs; the command resumes what it has saved."""
+    say(
+        f"On {len(gpus)} {'processes' if gpus[0] == 'cpu' else 'GPUs'}: hardmix {shlex.join(words)}"
+    )
+    status = run_by_torchrun(words, len(gpus), stop)
+    if stop:
+        raise UnfinishedError(f"stopped by {stop.name}: the same sweep command resumes.")
+    if status:
+        raise InputError(
+            f"torchrun ended with status {status}: see its messages above; the command was hardmix"
+            f" {shlex.join(words)}."
+        )
+
+
+def run_by_torchrun(words: Sequence[str], processes: int, stop: StopRequest) -> int:
+    """Run a command of hardmix in several processes, pass signals on, return torchrun's status."""
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    start += ["-m", "hardmix", "--", *words]
+    start += [word for name in allowed_code() for word in ("--allow-code", name)]
     # No modules of the current folder: -P is for torchrun, the variable for its ranks.
     safe = os.environ | {"PYTHONSAFEPATH": "1"}
-    process = subprocess.Popen([sys.executable, "-P", *words], env=safe, start_new_session=True)
+    process = subprocess.Popen([sys.executable, "-P", *start], env=safe, start_new_session=True)
     signalled = False
     while process.poll() is None:
         if stop and not signalled:
             os.killpg(process.pid, signal.SIGTERM)
             signalled = True
         time.sleep(0.2)
-    if state_of(run) == "finished" and process.returncode == 0:
-        return run
-    if stop:
-        raise UnfinishedError(f"stopped by {stop.name}: the same sweep command resumes it.")
-    raise InputError(
-        f"torchrun ended with status {process.returncode} before {run.path.name} was finished: see"
-        f" its messages above, and {run.path / 'status.json'}."
-    )
+    return int(process.returncode)

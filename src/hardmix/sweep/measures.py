@@ -24,6 +24,7 @@ from hardmix.settings.evaluations import (
     LinearOptions,
     accuracy_titles,
 )
+from hardmix.settings.saved import absolute_root
 from hardmix.sweep.grids import grid_named
 from hardmix.sweep.planning import SweepOptions
 
@@ -60,18 +61,22 @@ def is_present(record: RunRecord, name: str) -> bool:
 
 
 def evaluate(run: Run, name: str, options: SweepOptions) -> None:
-    """Run one evaluation; the images may have moved since the run was trained."""
+    """Run one evaluation in this process."""
+    data = _data(run, name, options)
+    if name in MAKERS:
+        MAKERS[name](run, data, options)
+    else:
+        run_evaluation(name, run.path, EVALUATIONS[name].options(), data)
+
+
+def _data(run: Run, name: str, options: SweepOptions) -> DataConfig:
+    """Return the images of an evaluation, which may have moved since the run was trained."""
     data = replace(run.config().data, root=options.data_root)
     grid = grid_named(options.grid)
     labelled = grid.labelled_images
     if name in ("linear-cached", "transfer"):
         labelled = grid.probe_images or labelled
-    if labelled is not None:
-        data = replace(data, num_images=labelled)
-    if name in MAKERS:
-        MAKERS[name](run, data, options)
-    else:
-        run_evaluation(name, run.path, EVALUATIONS[name].options(), data)
+    return data if labelled is None else replace(data, num_images=labelled)
 
 
 def _probe(options: SweepOptions) -> LinearOptions:
@@ -129,6 +134,29 @@ def _detect(run: Run, config: DetectionConfig, root: Path | None, options: Sweep
     workers = config.workers if options.workers is None else options.workers
     config = replace(config, device=options.device, workers=workers)
     detect.evaluate(run.path, config, root.expanduser())
+
+
+def shared_command(run: Run, name: str, options: SweepOptions) -> list[str] | None:
+    """Return the command whose work several processes share; None if one does it in minutes."""
+    if name.startswith("detection-"):
+        _, task, schedule = name.split("-")
+        root = options.voc_root if task == "voc" else options.coco_root
+        assert root is not None, "checked by check_roots"
+        words = ["detect", str(run.path), "--task", task, "--schedule", schedule]
+        words += ["--data.root", str(root.expanduser()), "--device", options.device]
+        return words + _given("--data.workers", options.workers)
+    if name not in ("linear", "knn"):
+        return None
+    own = ["--no-cached"] if name == "linear" else ["--k", str(VOTE.k)]
+    data = _data(run, name, options)
+    images = absolute_root(options.data_root)
+    moved = images if images != run.config().data.root else None
+    words = [name, str(run.path), *own, *_given("--data.root", moved)]
+    return words + _given("--data.num-images", data.num_images)
+
+
+def _given(option: str, value: object) -> list[str]:
+    return [] if value is None else [option, str(value)]
 
 
 MAKERS: dict[str, Callable[[Run, DataConfig, SweepOptions], None]] = {

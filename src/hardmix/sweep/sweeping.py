@@ -23,8 +23,8 @@ from hardmix.runtime.console import say, warn
 from hardmix.runtime.files import locked_folder, write_atomically
 from hardmix.runtime.signals import StopRequest, listening
 from hardmix.sweep.claims import JUDGED, judge, write_claims
-from hardmix.sweep.gpus import check_gpus, taken_gpus, train_by_torchrun
-from hardmix.sweep.measures import evaluate, is_present
+from hardmix.sweep.gpus import check_gpus, evaluate_by_torchrun, taken_gpus, train_by_torchrun
+from hardmix.sweep.measures import evaluate, is_present, shared_command
 from hardmix.sweep.pairs import (
     MeasuredTrend,
     Pairs,
@@ -149,7 +149,7 @@ def run_job(
 ) -> list[Failure] | None:
     """Train and evaluate one run; None if it must wait for another process or run.
 
-    `gpus` are those of this process; with several, torchrun trains the run on them.
+    `gpus` are those of this process; with several, torchrun trains and evaluates the run on them.
     """
     failed: dict[str, Exception] = {}
     try:
@@ -159,7 +159,7 @@ def run_job(
                 say(f"{job.name} was finished elsewhere: using its record.")
                 return []
             run = train(job, plan, stop, gpus)
-            failed |= evaluate_run(run, job, plan, stop)
+            failed |= evaluate_run(run, job, plan, stop, gpus)
             if not failed:
                 write_record(plan.options, job, read_run(run.path))
             pause(stop)
@@ -176,7 +176,9 @@ def run_job(
     return [write_failure(job, plan, stage, error) for stage, error in failed.items()]
 
 
-def evaluate_run(run: Run, job: Job, plan: Plan, stop: StopRequest) -> dict[str, Exception]:
+def evaluate_run(
+    run: Run, job: Job, plan: Plan, stop: StopRequest, gpus: Sequence[str] = ()
+) -> dict[str, Exception]:
     """Run the evaluations that the run lacks; returns errors by name of the evaluation."""
     failed: dict[str, Exception] = {}
     record = read_run(run.path)
@@ -185,7 +187,11 @@ def evaluate_run(run: Run, job: Job, plan: Plan, stop: StopRequest) -> dict[str,
         if is_present(record, name):
             continue
         try:
-            evaluate(run, name, plan.options)
+            command = shared_command(run, name, plan.options) if len(gpus) > 1 else None
+            if command is None:
+                evaluate(run, name, plan.options)
+            else:
+                evaluate_by_torchrun(command, gpus, stop)
         except (KeyboardInterrupt, UnfinishedError, OutputError):
             raise
         except Exception as error:  # the other evaluations do not depend on it
@@ -208,7 +214,7 @@ def train(job: Job, plan: Plan, stop: StopRequest, gpus: Sequence[str] = ()) -> 
         copy_start(Run(plan.folder(job.continues)), run)
     if len(gpus) > 1:
         config = plan.options.out / "configs" / f"{job.name}.json"
-        return train_by_torchrun(run, config, list(gpus), stop)
+        return train_by_torchrun(run, config, gpus, stop)
     try:
         return pretrain(job.config, run.path, resume="auto")
     except UnfinishedError as error:

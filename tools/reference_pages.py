@@ -199,7 +199,7 @@ def options_of(command: str) -> Any:
         sys.exit()
 
     with patch.object(tyro, "cli", look), suppress(SystemExit):
-        cli.COMMANDS[command](["--help"])
+        cli.COMMANDS[command](["--help-all"])
     return seen[0]
 
 
@@ -218,7 +218,7 @@ MODULES = {
     "hardmix.explore": "Duplicates, clusters, outliers and neighbours of a set of images.",
     "hardmix.integrations": "The loss as other libraries expect it.",
 }
-"""The modules that users import from, each with a page; `hardmix.config` is the page of settings."""
+"""The modules that users import from, each with a page; `hardmix.config` is on that of settings."""
 
 FIRST = ("MochiLoss", "MemoryQueue", "pretrain", "Run", "load_encoder", "export", "open_images")
 """Names that a page begins with: what readers look for first."""
@@ -229,13 +229,13 @@ ABOUT_SETTINGS = """\
 Frozen dataclasses, with keywords only. `--data.num-images` on the command line is
 `PretrainConfig(data=DataConfig(num_images=...))` in Python. The defaults here are those of the
 classes; a [recipe](../recipes.md) changes some, and `hardmix pretrain RECIPE --help-all` shows its
-own."""
+own, with `--method` those of another method, without the settings that it does not use."""
 
 ABOUT_COMMANDS = """\
 # Commands
 
-`hardmix COMMAND --help` shows the same in a terminal. Commands that take a RUN look at the run's
-own images unless `--data.*` names others."""
+`hardmix COMMAND --help` shows the same in a terminal (`pretrain --help-all`). Commands that take a
+RUN look at the run's own images unless `--data.*` names others."""
 
 
 def pages() -> dict[str, str]:
