@@ -26,6 +26,7 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/links.py
+	$(BIN)/python tools/words.py
 	$(BIN)/python -m benchmarks.page --check
 	$(BIN)/python experiments/results.py --check
 	$(BIN)/python tools/mixing_findings.py --check

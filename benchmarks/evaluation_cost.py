@@ -1,4 +1,4 @@
-"""What k-NN and the linear protocol cost each process, with 1, 2 and 4 of them, on this machine.
+"""Measures what k-NN and the linear protocol cost each of 1, 2 and 4 processes.
 
     python benchmarks/evaluation_cost.py [--rows 32768] [--queries 4096] [--images 2048]
 

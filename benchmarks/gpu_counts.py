@@ -82,7 +82,7 @@ def count_views() -> None:
 
 
 def outside_the_loss(log: DeviceLog) -> DeviceLog:
-    """What was not done in hardmix.mixing."""
+    """Return the operations that were not done in hardmix.mixing."""
     kept = {
         name: [entry for entry in entries if not entry.place.startswith("mixing/")]
         for name, entries in vars(log).items()

@@ -161,7 +161,7 @@ def train_on(processes: int, settings: dict[str, Any]) -> float:
 
 
 class ShareSize(NamedTuple):
-    """What is loaded."""
+    """The images that a share of processes loads."""
 
     root: str | None
     image_size: int

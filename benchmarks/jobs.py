@@ -37,7 +37,7 @@ arithmetic dominate the time of the variant that allocates most; "heap" keeps th
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What all parts of a benchmark have in common."""
+    """Settings that all parts of a benchmark share."""
 
     rounds: int
     quick: bool

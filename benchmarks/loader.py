@@ -39,7 +39,7 @@ Pair = tuple[Float[Tensor, "batch 3 size size"], Float[Tensor, "batch 3 size siz
 
 
 class LoaderSize(NamedTuple):
-    """What is loaded."""
+    """The images and batches that are loaded."""
 
     source: str
     """small, png (the same in files) or jpeg."""

@@ -27,7 +27,7 @@ WARM_UPS = 4
 
 
 class LossShape(NamedTuple):
-    """What is measured: batch, K, and MoCHi's N, s, s'."""
+    """Sizes of a measurement: batch, K, and MoCHi's N, s, s'."""
 
     batch: int
     num_negatives: int

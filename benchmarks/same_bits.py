@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def compare_case(case: str, folder: Path, old: Path, cifar: Path | None) -> list[str]:
-    """What differs between the two commits in one case, in sentences."""
+    """Return a sentence for each difference between the two commits in one case."""
     config = write_config(case, folder, old, cifar)
     runs = folder / case.replace(" ", "-")
     runs.mkdir()

@@ -42,7 +42,7 @@ from hardmix.training.step import take_step
 
 
 class StepSize(NamedTuple):
-    """What is trained: a network on images, K, and MoCHi's N, s, s'."""
+    """Sizes of a training step: a network on images, K, and MoCHi's N, s, s'."""
 
     backbone: str
     batch: int

@@ -43,7 +43,7 @@ SETTINGS = (
 
 
 class Outcome(NamedTuple):
-    """What was seen of a case."""
+    """The outcome of a case."""
 
     ok: bool
     seen: str
@@ -76,7 +76,7 @@ class Job:
 
     @property
     def text(self) -> str:
-        """What it has printed, in one line."""
+        """Its output so far, in one line."""
         shown = self.output.read_text(errors="replace").replace(sys.executable, "python")
         return " ".join(shown.split())
 
@@ -194,7 +194,7 @@ def two_hosts() -> Iterator[Hosts]:
 
 
 class Bench:
-    """What all cases share: the hosts, a folder, and the state at the end of an unbroken run."""
+    """State that all cases share: the hosts, a folder, and the end of an unbroken run."""
 
     def __init__(self, hosts: Hosts, folder: Path, whole: str) -> None:
         self.hosts, self.folder, self.whole = hosts, folder, whole

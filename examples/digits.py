@@ -1,4 +1,4 @@
-"""What several examples share: small images at hand, two views of each, and one measure.
+"""Data of several examples: small images at hand, two views of each, and one measure.
 
 scikit-learn brings these 1797 handwritten digits along: nothing is downloaded, and a network learns
 in seconds. Of photographs one makes views with the transforms of torchvision or lightly.
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 DIM = 64
-"""Of the embedding."""
+"""Dimensions of the embedding."""
 
 
 def read_digits() -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What recommender.py trains on: generated purchases of users with a few tastes each."""
+"""Data of recommender.py: generated purchases of users with a few tastes each."""
 
 import torch
 from torch import Tensor, nn

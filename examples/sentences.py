@@ -1,4 +1,4 @@
-"""What sentence_transformers_loop.py trains on: pairs of sentences, and a tiny transformer."""
+"""Data of sentence_transformers_loop.py: pairs of sentences, and a tiny transformer."""
 
 import itertools
 import tempfile

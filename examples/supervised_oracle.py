@@ -17,7 +17,7 @@ from hardmix import MemoryQueue, MochiLoss, alignment, false_parents, uniformity
 
 
 class Outcome(NamedTuple):
-    """What a run came to: the lower, the better."""
+    """Results of a run: the lower, the better."""
 
     false_points: float
     """Share of the last step's pairs of which one parent is of the query's class, or both."""

@@ -1,4 +1,4 @@
-"""What supcon_waveforms.py trains on: generated waveforms of six kinds, with noise."""
+"""Data of supcon_waveforms.py: generated waveforms of six kinds, with noise."""
 
 import math
 

@@ -1,9 +1,10 @@
-"""What masks, filters, weights and mixing do to five loops that people have: the examples.
+"""Measures masks, filters, weights and mixing in five loops that people have: the examples.
 
     python experiments/loops.py [--seeds 8] [--first-seed 1] [--only recommender ...]
 
 Each loop is trained with its example's settings and one change, with the same seeds. A change is a
-replacement of the loss's options. Every result is one line of loops.jsonl; runs that are
+replacement of the loss's options. The text loop, which finds every paraphrase after 25 steps, is
+stopped after 10. Every result is one line of loops.jsonl; runs that are
 there are not made again. `python experiments/results.py` writes the table of docs/library.md.
 """
 
@@ -18,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
 
 import torch
@@ -33,6 +35,8 @@ LOOPS = {
     "supcon_waveforms": "SupConLoss",
 }
 """Each example, and the loss in it."""
+STEPS = {"sentence_transformers_loop": 10}
+"""Steps other than the example's own."""
 
 PLAIN = {"num_pairs": 0, "num_with_query": 0, "weights": "none"}
 CHANGES: dict[str, dict[str, Any]] = {
@@ -40,10 +44,28 @@ CHANGES: dict[str, dict[str, Any]] = {
     "filter above-positive": {"filter_negatives": "above-positive"},
     "filter share-of-positive": {"filter_negatives": "share-of-positive"},
     "hardness weights": {"weights": "hardness"},
-    "mixed pairs": {"num_hardest": "sixteenth", "num_pairs": 64},
-    "mixed pairs and query": {"num_hardest": "sixteenth", "num_pairs": 64, "num_with_query": 8},
 }
 """Options of the loss, besides those of PLAIN."""
+HARDEST = {
+    "plain_pytorch": 64,
+    "sentence_transformers_loop": 2,
+    "two_towers": 8,
+    "recommender": 16,
+    "supcon_waveforms": 16,
+}
+"""A sixteenth of the negatives: N, and in the paper's proportions s. s' is an eighth of it."""
+
+
+def options_of(loop: str, change: str) -> dict[str, Any]:
+    """Return the options of the loss that a change sets."""
+    number = HARDEST[loop]
+    pairs = {"num_hardest": "sixteenth", "num_pairs": number}
+    mixed = {
+        "mixed pairs": pairs,
+        "mixed pairs and query": {**pairs, "num_with_query": max(1, number // 8)},
+        "64 mixed pairs": {**pairs, "num_pairs": 64},
+    }
+    return {**mixed, **CHANGES}.get(change, {})
 
 
 def main() -> None:
@@ -70,17 +92,20 @@ def changes_of(loop: str) -> list[str]:
     masks = {
         "plain_pytorch": ["without ids"],
         "recommender": ["without the mask", "without the mask, above-positive", "logq weights"],
-        "sentence_transformers_loop": ["queue", "hardness weights, own"],
+        "sentence_transformers_loop": ["queue"],
         "supcon_waveforms": ["without the queue", "supcon-in"],
     }
-    return [*CHANGES, *masks.get(loop, [])]
+    mixed = ["mixed pairs", "mixed pairs and query"]
+    mixed += ["64 mixed pairs"] * (HARDEST[loop] != 64)
+    return [*CHANGES, *mixed, *masks.get(loop, [])]
 
 
 def trained(loop: str, change: str, seed: int) -> dict[str, float]:
     """Return the share found before and after training, in percent."""
     module = import_module(loop)
     with changed(module, loop, change):
-        before, after = module.main(seed=seed)[:2]
+        steps = {"steps": STEPS[loop]} if loop in STEPS else {}
+        before, after = module.main(seed=seed, **steps)[:2]
     return {"before": round(100 * before, 4), "after": round(100 * after, 4)}
 
 
@@ -104,19 +129,22 @@ def with_options(loss: Callable[..., Any], loop: str, change: str) -> Callable[.
             return lambda temperature, **_: loss(temperature=temperature)
         if change == "supcon-in":
             options = {"denominator": "supcon-in"}
-        return partial(loss, **{**options, **CHANGES.get(change, {})})
+        return partial(loss, **{**options, **options_of(loop, change)})
     if loop in ("two_towers", "sentence_transformers_loop"):
-        options = dict(CHANGES.get(change, {}))
+        options = options_of(loop, change)
         if change == "queue":
-            options = {"queue_size": 64, "queue_after": 20}
-        if change == "hardness weights, own":
-            options = {"weights": "hardness"}
+            options = {"queue_size": 64, "queue_after": 2}
         return lambda *arguments, **_: loss(*arguments, **options)
-    return partial(own_loss, loss, change)
+    return partial(own_loss, loss, loop, change)
 
 
 def own_loss(
-    loss: Callable[..., Any], change: str, *counts: int, temperature: float, weights: Any = "none"
+    loss: Callable[..., Any],
+    loop: str,
+    change: str,
+    *counts: int,
+    temperature: float,
+    weights: Any = "none",
 ) -> Any:
     """Return a MochiLoss with the example's temperature; masks are taken away where asked."""
     del counts
@@ -125,7 +153,7 @@ def own_loss(
         options["weights"] = weights
     if change == "without the mask, above-positive":
         options["filter_negatives"] = "above-positive"
-    options |= CHANGES.get(change, {})
+    options |= options_of(loop, change)
     built = loss(**options)
     if change == "without ids":
         return lambda query, key, memory, ids: built(query, key, memory)  # noqa: ARG005

@@ -1,13 +1,10 @@
 """Every shape and dtype in a signature is enforced while the tests run (jaxtyping, beartype)."""
 
 import os
-from pathlib import Path
 
 import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
-
-TESTS = Path(__file__).parent
 
 jaxtyping.install_import_hook(["hardmix", "benchmarks"], "typecheck.check")
 
@@ -17,30 +14,6 @@ settings.register_profile(
 settings.load_profile("hardmix")
 
 import torch  # noqa: E402  (after the hook, as everything that imports hardmix)
-
-SLOW = (
-    "data/test_cache.py",
-    "data/test_own_views.py",
-    "data/test_video_frames.py",
-    "data/test_workers.py",
-    "integrations/test_lightly.py",
-    "integrations/test_lightning.py",
-    "integrations/test_sentence_transformers.py",
-    "mixing/test_embedding_space.py",
-    "runtime/test_cuda_only_group.py",
-    "runtime/test_device.py",
-    "runtime/test_profile.py",
-    "weights/test_export.py",
-    "weights/test_foreign.py",
-    "weights/test_initial.py",
-)
-"""Whole commands, several processes, browsers: `make quick` leaves them out."""
-
-
-def pytest_collection_modifyitems(items) -> None:
-    for item in items:
-        if item.path.relative_to(TESTS).as_posix() in SLOW:
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

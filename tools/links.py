@@ -39,7 +39,7 @@ def wrong_links(page: Path) -> list[str]:
 
 
 def symbols_of(file: Path) -> set[str]:
-    """What a file defines; methods by their own name, too."""
+    """Return the names that a file defines; methods also without their class."""
     names: set[str] = {file.name}
     for node in ast.parse(file.read_text()).body:
         names |= _defined(node)

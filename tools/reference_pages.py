@@ -173,7 +173,7 @@ def shown(value: object) -> str:
 
 
 def values(hint: Any) -> str:
-    """What a setting may be."""
+    """Return the values that a setting may have, in words."""
     parts = [part for part in get_args(hint) if part not in (type(None), ...)]
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(values(part) for part in parts)

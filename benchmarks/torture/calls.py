@@ -149,7 +149,7 @@ def whole_run(name, folder, findings):
 
 
 def end_of(run):
-    """What must be equal at the end: the state, and which files there are."""
+    """Return what must be equal at the end: the state, and the names of the files."""
     return state_of(run), {str(file.relative_to(run)) for file in run.rglob("*") if file.is_file()}
 
 

@@ -47,7 +47,7 @@ class Task(NamedTuple):
 
     do: Callable[[Path, Path], None]
     result: Callable[[Path], object]
-    """What must be equal at the end."""
+    """Returns what must be equal at the end."""
     run: str
     """The run that it evaluates; empty if none."""
     room: int
@@ -223,13 +223,13 @@ def without_times(value: object) -> object:
 
 
 def hash_of(tensor: torch.Tensor) -> str:
-    """Of its numbers and its shape."""
+    """Return a hash of a tensor's numbers and shape."""
     data = tensor.contiguous().numpy().tobytes() + repr(tuple(tensor.shape)).encode()
     return hashlib.sha256(data).hexdigest()[:16]
 
 
 def hash_of_file(file: Path) -> str:
-    """Of its bytes."""
+    """Return a hash of a file's bytes."""
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
@@ -239,7 +239,7 @@ def note(source: Path, place: Path, value: object) -> None:
 
 
 def answer(place: Path) -> str:
-    """What `note` kept."""
+    """Return a hash of the answer that `note` kept."""
     return hash_of_file(place.parent / "source" / f"{place.name}.json")
 
 
@@ -309,7 +309,7 @@ def mount(place: Path, size: str, again: str = "") -> None:
 
 
 def bytes_in(folder: Path) -> int:
-    """Of all files."""
+    """Return the bytes of all files in a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 

@@ -25,7 +25,7 @@ from ranks import start, tiny
 
 MOST_SECONDS = 90
 MOST_BYTES = 2 * 2**30
-"""Of a command with its children; on whole files it takes about a third of it."""
+"""Limit on a command with its children; on whole files it takes about a third of it."""
 CHECKPOINTS = "checkpoints"
 VALUES = [None, -1, 2**31, 2**63, 10**400, float("inf"), float("nan"), "x", "\ud800", [], {}, True]
 
@@ -230,7 +230,7 @@ def intact(run):
 
 
 def hashed(file):
-    """Of its bytes; None if it is gone."""
+    """Return a hash of a file's bytes; None if it is gone."""
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
 
 

@@ -1,4 +1,4 @@
-"""What a killed command leaves half-written is removed by the next one, wherever it wrote."""
+"""Half-written files of a killed command are removed by the next one, wherever it wrote."""
 
 import os
 import re

@@ -76,7 +76,6 @@ def command(capfd, words):
     return ended.value.code, (shown.out + shown.err).replace("\n", " ")
 
 
-@pytest.mark.slow
 def test_a_run_with_an_own_network_is_opened_again_by_every_command(package, capfd):
     (package / "images").mkdir()
     for number in range(6):
@@ -111,7 +110,6 @@ def test_a_run_with_an_own_network_is_opened_again_by_every_command(package, cap
     assert "my_package:make_net" in (package / "report.html").read_text()
 
 
-@pytest.mark.slow
 def test_the_package_may_be_anywhere_on_the_path(package, tmp_path):
     """From another folder, by the installed command: with PYTHONPATH, and without."""
     elsewhere = tmp_path / "elsewhere"

@@ -1,4 +1,4 @@
-"""What several tests of data read."""
+"""Fixtures that several tests of data share."""
 
 import pytest
 

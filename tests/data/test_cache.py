@@ -26,6 +26,8 @@ from hardmix.data.sources import open_images
 from hardmix.runs.folder import Run
 from hardmix.settings.config import DataConfig
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 COUNT = 24
 

@@ -65,7 +65,7 @@ def test_a_machine_that_rounds_otherwise_is_noticed(monkeypatch):
 
 
 def test_sums_are_exact():
-    """Of the largest pixels, in any order: whole multiples of 2^-16 below 256."""
+    """Sums of the largest pixels, in any order, are whole multiples of 2^-16 below 256."""
     for source, size in product((8, 31, 64), (8, 32)):
         weights = crop_weights(source, size)
         if weights is not None:

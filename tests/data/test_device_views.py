@@ -12,11 +12,11 @@ from hardmix.settings.config import DataConfig
 from pretended_gpu import GPU, pretended_gpu
 
 MOST_LAUNCHES = 90
-"""Of colour and blur of a batch of two views."""
+"""Launches for colour and blur of a batch of two views."""
 
 
 def some_images(number, channels, height=40, width=36):
-    """Of few colours, some of them grey: where hues are undefined."""
+    """Return images of few colours, some of them grey, where hues are undefined."""
     images = torch.randint(0, 256, (number, channels, 5, 6), dtype=torch.uint8)
     images[0] = 77
     return images.repeat_interleave(height // 5, 2).repeat_interleave(width // 6, 3)

@@ -73,7 +73,7 @@ def together(parts):
     return Batch(views, *(torch.cat([part[place] for part in parts]) for place in (1, 2)))
 
 
-# What comes
+# Batches
 
 
 def test_an_epoch_shows_every_image_once_but_for_what_fills_no_batch(images):
@@ -215,7 +215,7 @@ def test_a_set_of_broken_files_stops_naming_five(in_files, workers):
         loader.close()
 
 
-# What cannot be
+# Errors
 
 
 def test_a_batch_larger_than_the_set_is_refused(images):

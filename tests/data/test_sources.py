@@ -556,11 +556,6 @@ def test_neither_name_nor_root():
         open_images(DataConfig())
 
 
-def test_an_unknown_name_lists_the_nearest_first(unchecked_types):
-    with pytest.raises(InputError, match=r"'imagnet' is unknown: choose imagenet, imagenet100, "):
-        open_images(DataConfig(name="imagnet"))
-
-
 @pytest.mark.parametrize(
     "name", sorted(set(get_args(DataName)) - {"shapes", "shards", "hf", "own"})
 )

@@ -18,6 +18,8 @@ from hardmix.data.sources import open_images
 from hardmix.data.video_frames import Frame, frame_names, frame_of, read_image_or_frame, source_of
 from hardmix.settings.config import DataConfig
 
+pytestmark = pytest.mark.slow
+
 RATE, SECONDS = 10, 12
 BITS = 7
 
@@ -38,7 +40,7 @@ def write_video(path, codec="libx264", seconds=SECONDS, **options):
 
 
 def number_in(image: torch.Tensor) -> int:
-    """Which frame it is."""
+    """Return the number that a frame shows."""
     blocks = image.float().mean(dim=0)[8:24].unflatten(1, (BITS, 16))[:, :, 4:12].mean(dim=(0, 2))
     return sum(1 << bit for bit, value in enumerate(blocks.tolist()) if value > 128)
 

@@ -138,7 +138,7 @@ def test_a_crop_that_never_fits_is_the_centre():
 
 
 def slowly(image, row, parameters, augmentation):
-    """What torchvision makes of one image."""
+    """Return the view that torchvision makes of one image."""
     p = parameters
     adjust = [
         lambda x: reference.adjust_brightness(x, float(p.brightness[row])),

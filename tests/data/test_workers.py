@@ -13,6 +13,8 @@ from hardmix.data import workers
 from hardmix.data.workers import WorkerPool, dead_workers_named, empty_to_send
 from hardmix.errors import InputError
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

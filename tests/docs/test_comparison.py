@@ -1,4 +1,4 @@
-"""What docs/comparison.md and docs/scaling-background.md say of our code is what it gives."""
+"""The numbers in docs/comparison.md and docs/scaling-background.md are those of our code."""
 
 import re
 
@@ -58,7 +58,7 @@ def flop() -> int:
 
 
 def kept_bytes(images: int, dtype: torch.dtype) -> int:
-    """What autograd keeps for the backward pass, each piece of memory once, without weights."""
+    """Return the bytes that autograd keeps for the backward pass, without weights."""
     network = encoder(dtype)
     weights = {each.untyped_storage()._cdata for each in network.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
@@ -76,7 +76,7 @@ def kept_bytes(images: int, dtype: torch.dtype) -> int:
 
 @pytest.fixture(scope="module")
 def activations() -> dict[str, int]:
-    """Of one more image: what does not grow with the batch drops out."""
+    """Return the bytes of one more image, so that what does not grow with the batch drops out."""
     return {
         name: kept_bytes(2, dtype) - kept_bytes(1, dtype)
         for name, dtype in [("fp32", torch.float32), ("bf16", torch.bfloat16)]

@@ -59,7 +59,7 @@ TOY = "--num-memory 64 --num-hardest 16 --num-pairs 8 --num-with-query 4"
 
 
 def smaller(words: tuple[str, ...]) -> list[str]:
-    """What is typed after a command: the last value of an option counts."""
+    """Return the options that make a command small: the last value of an option counts."""
     match words[0]:
         case "pretrain":
             return smaller_pretrain(words)
@@ -142,7 +142,7 @@ def meaning(words: list[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def commands_to_run() -> dict[str, list[str]]:
-    """What is typed, of commands that do the same the first; by its place in the documents."""
+    """Return the words of each command by its place; of commands that do the same, the first."""
     elsewhere, found = set(), {}
     for command in commands():
         for words in ways_to_type(command.text):

@@ -119,7 +119,7 @@ class HalfOptions(KnnOptions):
     """Half of the k-NN accuracy."""
 
     share: float = 0.5
-    """What is left."""
+    """The share of the features that is kept."""
 
 
 def measure_half(path, options, data=None):

@@ -77,7 +77,7 @@ def narrow_detector(masks: bool = False, **settings) -> C4Detector:
 
 
 class Golden:
-    """What detectron2 gave for one configuration, and our detector with its weights."""
+    """detectron2's outputs for one configuration, and our detector with its weights."""
 
     def __init__(self, name: str) -> None:
         file = GOLDEN / f"{name}.npz"
@@ -529,7 +529,7 @@ def test_images_are_normalised_and_padded_with_zero_to_the_largest():
     assert not batch[1, :, :, 17:].any()
 
 
-# What a user can do wrong
+# Errors of users
 
 
 def test_backbones_that_have_no_c4_are_refused():

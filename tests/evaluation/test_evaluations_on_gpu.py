@@ -1,4 +1,4 @@
-"""What evaluations do on a GPU, a pretended one: no waiting that could be spared."""
+"""Evaluations on a pretended GPU do not wait where they need not."""
 
 from types import SimpleNamespace
 
@@ -151,8 +151,8 @@ class Batches:
 
 
 MOST_READS = 9
-"""Of a detector's step, for each image: how many boxes match, are drawn, and survive NMS decides
-the sizes of what follows, as in detectron2."""
+"""Reads of a detector's step for each image: the numbers of boxes that match, are drawn, and
+survive NMS decide the sizes of later tensors, as in detectron2."""
 
 
 @pytest.mark.usefixtures("unchecked_types")

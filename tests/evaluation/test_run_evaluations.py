@@ -20,7 +20,7 @@ from hardmix.commands.argv import data_of_run, scan
 from hardmix.data.imagenet100 import SYNSETS
 from hardmix.errors import InputError
 from hardmix.evaluation import finetune, linear
-from hardmix.evaluation.evaluated_run import _num_classes, open_evaluated_run
+from hardmix.evaluation.evaluated_run import EvaluatedRun, _num_classes, open_evaluated_run
 from hardmix.evaluation.finetune import balanced_subset
 from hardmix.models.backbones import build_backbone
 from hardmix.runs.folder import OWN_TRUNK, Run
@@ -153,6 +153,12 @@ def test_linear_trains_on_every_image_in_every_epoch(run, monkeypatch):
     assert found["curve"][1]["loss"] == pytest.approx(mean)
 
 
+def test_linear_checks_its_batches_before_it_extracts_anything(run, monkeypatch):
+    monkeypatch.setattr(EvaluatedRun, "features", None)
+    with pytest.raises(InputError, match=r"linear\.batch_size=300 exceeds the 240 training images"):
+        linear.measure(run.path, LinearOptions(preset="imagenet100", batch_size=300))
+
+
 def test_linear_notices_a_trunk_that_changes(run, monkeypatch):
     def spoil(evaluated, config, test, _):
         next(evaluated.encoder.parameters()).data.add_(1e-7)
@@ -205,7 +211,7 @@ def test_a_classifier_trained_by_the_protocol_learns_and_resumes_to_the_same_bit
     assert "Resuming the classifier after epoch 2" in capfd.readouterr().out
     assert resumed.curve == whole.curve
     assert torch.equal(resumed.classifier.weight, whole.classifier.weight)
-    # Of other settings nothing is resumed.
+    # Other settings resume nothing.
     other = trained_classifier(run.path, replace(LINEAR, lr=0.5))
     assert other.folder.path != resumed.folder.path
 

@@ -8,6 +8,8 @@ from hardmix.integrations import NTXentLoss
 from hardmix.runtime.distributed import gather
 from ranks import in_two_processes
 
+pytestmark = pytest.mark.slow
+
 PLAIN = {"num_pairs": 0, "num_with_query": 0}
 BATCH, DIM = 8, 16
 

@@ -13,6 +13,8 @@ from hardmix.integrations import MomentumContrast
 from places import ROOT
 from ranks import in_two_processes
 
+pytestmark = pytest.mark.slow
+
 
 def encoder():
     torch.manual_seed(3)

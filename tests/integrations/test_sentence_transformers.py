@@ -17,6 +17,8 @@ from hardmix.runtime.distributed import gather, wrap
 from places import ROOT
 from ranks import in_two_processes
 
+pytestmark = pytest.mark.slow
+
 PLAIN = {"num_pairs": 0, "num_with_query": 0}
 TEXTS = [
     ["a red cat", "a blue boat by the hill", "a small road", "a grey rock", "a huge town"],

@@ -327,7 +327,7 @@ def test_concentrations_and_prototypes_are_the_authors():
 
 @pytest.fixture(params=["sklearn", "faiss"])
 def library(request):
-    """Of k-means; faiss is an extra of its own."""
+    """Library that does k-means; faiss is an extra of its own."""
     pytest.importorskip(request.param, reason="needs pip install 'hardmix[faiss]'")
     return request.param
 

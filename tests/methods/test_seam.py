@@ -35,10 +35,10 @@ from ranks import group_norm_trunk, signal_after, state_of, tiny
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ToyOptions(MethodOptions):
-    """Of the toy."""
+    """Options of the toy method."""
 
     weight: float = 0.5
-    """Of the place."""
+    """Weight of the place."""
     note_every: int = setting(1, resume=True, identity=False)
     """Steps between two notes."""
 
@@ -132,7 +132,7 @@ def test_it_resumes_bit_equal_with_what_it_registered(step, tmp_path, monkeypatc
 
 
 def test_the_loop_accumulates_its_gradients():
-    """Of a loss that is a mean over images, the parts' gradients are the whole batch's."""
+    """If a loss is a mean over images, its parts' gradients add up to the whole batch's."""
     config = tiny("toy")
     _, loader = open_loader(config.data, config.train, torch.device("cpu"))
     batch = next(iter(loader.epoch(0)))
@@ -199,7 +199,7 @@ def test_its_options_are_on_the_command_line_by_its_name(tmp_path, capfd):
         cli.main(["pretrain", "demo", "--method", "toy", "--help"])
     shown = capfd.readouterr().out
     assert "--toy.weight" in shown
-    assert "Of the place." in shown
+    assert "Weight of the place." in shown
     assert "--mix." not in shown
     assert "--model." not in shown
 

@@ -1,4 +1,4 @@
-"""What is refused, and that the message names the argument, its value and the limit."""
+"""Bad input is refused, and the message names the argument, its value and the limit."""
 
 import math
 

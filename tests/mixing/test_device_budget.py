@@ -1,4 +1,4 @@
-"""What the loss does on a GPU, on a pretended one: few launches, no waiting, no atomics."""
+"""The loss on a pretended GPU: few launches, no waiting, no atomics."""
 
 import pytest
 import torch
@@ -12,9 +12,9 @@ from pretended_gpu import DeviceLog, pretended_gpu
 from reference import loss_and_gradient, unit
 
 MOST_LAUNCHES = 80  # counted: 79
-"""Of the loss, forward and backward, with a mask."""
+"""Launches of the loss, forward and backward, with a mask."""
 MOST_WITHOUT_MASK = {"by PyTorch": 63, "for the rows of a process": 71}  # counted: 61, 69
-"""By who draws the numbers; two more where the negatives must be normalised."""
+"""Launches without a mask, by who draws the numbers; normalising the negatives adds two."""
 K, DIM = 4096, 32
 
 

@@ -26,7 +26,7 @@ SEEDS = st.integers(0, 2**16)
 
 
 def outcome_of(positive, real, synthetic=None) -> Contrast:
-    """What `contrast` would report for these similarities."""
+    """Return what `contrast` would report for these similarities."""
     positive, real = torch.tensor(positive), torch.tensor(real)
     synthetic = real[:, :0] if synthetic is None else torch.tensor(synthetic)
     return Contrast(positive.mean(), positive, positive, real, synthetic)

@@ -145,6 +145,7 @@ print(peak() - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.slow
 def test_memory_stays_below_300_mb_for_20_000_features():
     # All their distances would be 1.6 GB.
     done = subprocess.run(

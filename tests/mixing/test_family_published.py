@@ -185,6 +185,7 @@ def test_dual_temperature(factor):
 
 
 @pytest.mark.parametrize("mode", ["in_batch_negatives", "hard_negatives", "all_negatives"])
+@pytest.mark.slow
 def test_hardness_weighting_in_sentence_transformers(mode):
     losses = pytest.importorskip(
         "sentence_transformers.sentence_transformer.losses",

@@ -537,6 +537,7 @@ def test_a_tensor_and_a_number_are_the_same_temperature_bit_for_bit():
     assert torch.equal(*(torch.autograd.grad(each.loss, query)[0] for each in (number, tensor)))
 
 
+@pytest.mark.slow
 def test_compiled_equals_eager():
     query, key, negatives, plan = one_case(torch.float32)
 

@@ -1,4 +1,4 @@
-"""What training loops need of the loss: own negatives, several positives, two ways, chunks."""
+"""The loss in people's loops: own negatives, several positives, both directions, chunks."""
 
 import pytest
 import torch

@@ -39,7 +39,7 @@ def scene(seed: int) -> Image.Image:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """Of 300 images in two classes, with odd names, a copy, a query and a wrong label."""
+    """Explore 300 images in two classes, with odd names, a copy, a query and a wrong label."""
     folder = tmp_path_factory.mktemp("explore")
     photos = folder / "photos & more"
     for seed in range(IMAGES):

@@ -59,7 +59,7 @@ HOSTILE = [
 
 
 class Page(HTMLParser):
-    """What a browser would make of the page: elements, attributes, text by section."""
+    """The page as a browser reads it: elements, attributes, text by section."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()

@@ -116,7 +116,7 @@ def test_a_run_of_oddly_named_images_in_an_odd_folder_is_told_visibly(tmp_path, 
 
 
 def frames(monkeypatch, width, *advances):
-    """What a terminal of this width shows, line by line."""
+    """Return the lines that a terminal of this width shows."""
     screen = io.StringIO()
     monkeypatch.setattr(console, "_out", Console(file=screen, force_terminal=True, width=width))
     with progress("mochi", 9000) as meter:

@@ -23,6 +23,8 @@ from hardmix.runtime.distributed import (
 from hardmix.training.pretrain import pretrain
 from ranks import state_of, tiny
 
+pytestmark = pytest.mark.slow
+
 
 def like_nccl(options, _):
     """Gloo under another name, for tensors on GPUs."""

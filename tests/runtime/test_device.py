@@ -22,6 +22,8 @@ from hardmix.training.pretrain import pretrain
 from pretended_gpu import GPU
 from ranks import lines_of, state_of, tiny
 
+pytestmark = pytest.mark.slow
+
 
 def test_cuda_1_is_the_device_of_everything(monkeypatch):
     """Else kernels of libraries that ask for the current device would run on the first."""

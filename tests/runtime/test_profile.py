@@ -13,6 +13,8 @@ from hardmix.runtime import profile as stopwatch
 from hardmix.runtime.profile import Stopwatch, end_step, profiling, start_steps, timed, timed_each
 from hardmix.training.pretrain import pretrain
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 ALWAYS = {"augment", "query", "key", "loss", "backward", "optimizer", "queue", "rest"}
 

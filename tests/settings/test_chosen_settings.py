@@ -56,7 +56,7 @@ def test_every_choice_is_valid_bounded_and_explained(facts, machine, pace, metho
     assert 1 <= train.epochs <= MOST_EPOCHS
     assert 0.25 <= chosen.data.colour_strength <= 1
     assert all(each.why for each in fitted.choices if each.name in SHOWN)
-    # What is trained fits into the time, or is as little as makes sense.
+    # Training fits into the time, or is as short as makes sense.
     seconds = images * pace.decode + train.epochs * (images // train.batch_size) * pace.step
     assert seconds <= 60 * minutes or train.epochs == 1
 

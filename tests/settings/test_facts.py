@@ -6,18 +6,21 @@ import typing
 
 import pytest
 
+from hardmix.errors import InputError
 from hardmix.paper.numbers import SETTING_NAMES
 from hardmix.runs.reading import identity, label_runs
 from hardmix.settings.config import (
     DataConfig,
+    LossConfig,
     MixConfig,
     ModelConfig,
     OptimizerConfig,
     PretrainConfig,
     TrainConfig,
 )
-from hardmix.settings.facts import SettingFacts, docs_of, facts_of, setting
-from hardmix.settings.methods import METHOD_FACTS, MethodFacts, MethodOptions
+from hardmix.settings.evaluations import FinetuneConfig, KnnOptions, LinearOptions
+from hardmix.settings.facts import SettingFacts, choices_of, docs_of, facts_of, setting
+from hardmix.settings.methods import METHOD_FACTS, MethodFacts, MethodOptions, PclOptions
 from hardmix.settings.recipes import RECIPES
 from hardmix.settings.saved import (
     FACTS,
@@ -26,6 +29,7 @@ from hardmix.settings.saved import (
     MAY_CHANGE,
     MAY_DIFFER,
     MUST_MATCH,
+    build_config,
     own_facts,
     recorded,
     settings,
@@ -55,7 +59,7 @@ def test_the_lists_are_the_facts_and_part_all_settings():
 
 
 def test_no_fact_contradicts_another():
-    """What does not make another run may change on resume; what tells runs apart makes one."""
+    """Settings outside the identity may change on resume; those that label runs are part of it."""
     known = FACTS | {k: v for method in METHOD_FACTS for k, v in own_facts(method).items()}
     for name, facts in known.items():
         assert facts.identity or facts.resume, name
@@ -101,10 +105,10 @@ def test_a_run_of_before_has_the_defaults_of_settings_that_came_later():
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SomeOptions(MethodOptions):
-    """Of a method."""
+    """Options of a method."""
 
     weight: float = setting(1.0, label="w = {}")
-    """Of something."""
+    """Weight of something."""
     note: int = setting(0, resume=True, identity=False)
     """How often."""
 
@@ -126,6 +130,47 @@ def test_a_methods_own_settings_have_facts_too(monkeypatch):
     ]
     assert "some.weight" in identity(settings(config))
     assert "some.note" not in identity(settings(config))
+
+
+CHOSEN = [
+    (kind, name, choices)
+    for kind in (*GROUPS, LossConfig, PclOptions, KnnOptions, LinearOptions, FinetuneConfig)
+    for name, (choices, _) in choices_of(kind).items()
+]
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(("kind", "name", "choices"), CHOSEN)
+def test_a_typo_in_a_named_choice_is_one_sentence_with_the_nearest_first(kind, name, choices):
+    """In a Python config, too: before there is a run, and so a folder."""
+    typo = (f"{choices[-1]}x",) if name == "baseline" else f"{choices[-1]}x"
+    with pytest.raises(InputError) as refused:
+        kind(**{name: typo})
+    words = str(refused.value)
+    assert f".{name}='{choices[-1]}x' is unknown: choose one of {choices[-1]}, " in f"{words}, "
+    assert all(choice in words for choice in choices)
+    assert ("'mypackage:function'" in words) == (name in OWN)
+    for choice in choices:
+        kind(**{name: (choice,) if name == "baseline" else choice})
+
+
+OWN = ("strategy", "weights", "denominator", "filter")
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_named_choices_of_a_run_are_settings_that_a_typo_would_break():
+    """Those of which a typo once gave a KeyError, after the run's folder was there."""
+    assert len(CHOSEN) >= 20
+    names = {name for _, name, _ in CHOSEN}
+    assert {"strategy", "augmentation", "weights", "denominator", "filter", "head"} <= names
+    with pytest.raises(
+        InputError, match=r"^data\.name='imagnet' .* one of imagenet, imagenet100, "
+    ):
+        DataConfig(name="imagnet")
+    with pytest.raises(InputError, match=r"^config\.json: data: name='imagnet' is unknown"):
+        build_config({"data": {"name": "imagnet"}}, "config.json")
+    with pytest.raises(InputError, match=r"^mix\.strategy=7 is unknown"):
+        MixConfig(strategy=7)
 
 
 def test_types_of_settings_are_those_a_command_line_and_a_file_can_say():

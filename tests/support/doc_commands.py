@@ -42,7 +42,7 @@ class Command(NamedTuple):
 
 
 def commands() -> list[Command]:
-    """Of every document, in order."""
+    """Return the commands of every document, in order."""
     found = []
     for document in DOCUMENTS:
         text = document.read_text()

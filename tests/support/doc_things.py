@@ -1,4 +1,4 @@
-"""What the words of the documents stand for: small folders, images, weights and runs, all real."""
+"""Things behind the words of the documents: small folders, images, weights and runs, all real."""
 
 import json
 import pickle
@@ -157,7 +157,7 @@ THINGS: dict[str, dict[str, str]] = {
 
 
 def thing_of(word: str, words: list[str]) -> str | None:
-    """What a word stands for in a command; None where it is no thing, or not one known."""
+    """Return the kind of thing that a word stands for in a command; None if it is unknown."""
     kinds = THINGS.get(word, {})
     return next((kind for start, kind in kinds.items() if re.match(start, " ".join(words))), None)
 

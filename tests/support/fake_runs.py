@@ -14,7 +14,7 @@ from hardmix.settings.recipes import RECIPES
 
 VERSIONS = {"python": "3.11.0", "hardmix": "0.1.0", "torch": "2.15.0"}
 STEPS = 10
-"""Of an epoch."""
+"""Steps of an epoch."""
 
 ACTIVE_SVG = [
     "<script>alert(1)</script>",

@@ -32,7 +32,7 @@ class FileCalls:
 
 
 def kill():
-    """What a killed process does: nothing more."""
+    """Stop like a killed process, which does nothing more."""
     raise Killed
 
 

@@ -28,7 +28,7 @@ def saves_of(config, folder):
 
 
 def saved_twice(saves):
-    """Which saves are of the step between two epochs, before and after what happens there."""
+    """Return the saves of a step between two epochs: one before and one after the epoch's end."""
     steps = [step for step, _, _ in saves]
     return [index for index, step in enumerate(steps) if steps.count(step) == 2]
 
@@ -45,7 +45,7 @@ def _equal(one, other):
 
 
 def names(run):
-    """What a folder of checkpoints holds."""
+    """Return the names in a run's folder of checkpoints."""
     return sorted(file.name for file in run.checkpoints.iterdir())
 
 

@@ -60,7 +60,7 @@ def any_plan(draw):
 
 
 def candidates(query, key, negatives, own=None, **options) -> Candidates:
-    """What a strategy may look at. This temperature changes no bit of a similarity and back."""
+    """Return the candidates of a strategy. Dividing by this temperature changes no bits."""
     temperature = options.pop("temperature", 0.25)
     embeddings = Embeddings(query, key, negatives, own)
     real = logits(query, key, negatives, temperature=temperature, own=own).real

@@ -78,7 +78,7 @@ class Entry(NamedTuple):
 
 @dataclass
 class DeviceLog:
-    """What was done on the pretended GPU, in order."""
+    """Operations on the pretended GPU, in order."""
 
     launches: list[Entry] = field(default_factory=list)
     synchronisations: list[Entry] = field(default_factory=list)
@@ -292,7 +292,7 @@ class _Devices(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def make(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        """What a factory makes, on the GPU."""
+        """Return the tensor that a factory makes, on the GPU."""
         made = func(*args, **kwargs)
         if isinstance(made, GpuTensor) or not isinstance(made, Tensor):
             return made

@@ -56,7 +56,7 @@ class FakeTrainer:
         self.raises: dict[str, Exception] = {}
         """By a part of a run's name, or "evaluation NAME"."""
         self.found: dict[str, str] = {}
-        """What lay in the folder when a run began."""
+        """The names in the folder when a run began."""
 
     def pretrain(self, config, out, *, resume):
         assert resume == "auto"
@@ -137,7 +137,7 @@ def test_finished_runs_and_results_are_used_again_by_every_grid(tmp_path, traine
     chosen = options(tmp_path, "fig3b", seeds=1, only=("MoCo-v2", "(1024, 128,"))
     sweep(chosen)
     new = set(trainer.trained) - set(trained)
-    # Of MoCo-v2 and four settings of MoCHi, Table 1 has MoCo-v2 and (1024, 128, 256).
+    # Table 1 already has MoCo-v2 and (1024, 128, 256).
     assert len(make_plan(chosen).own) == 5
     assert len(new) == len(trainer.trained) - len(trained) == 3
 

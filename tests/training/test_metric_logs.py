@@ -50,7 +50,7 @@ def test_of_many_processes_the_first_alone_logs(monkeypatch):
 
 
 def records_of(data):
-    """Of a .wandb file: blocks of 32 kB of records, each with checksum, length and kind."""
+    """Yield the records of a .wandb file: blocks of 32 kB, records with checksum, length, kind."""
     at, record = 7, b""
     while at < len(data):
         if (left := 32768 - at % 32768) < 7:
@@ -65,7 +65,7 @@ def records_of(data):
 
 
 def logged_by_wandb(folder):
-    """What the files of offline runs hold: by step, every number by its name."""
+    """Return the numbers in the files of offline runs, by step and by name."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     found = {}

@@ -1,4 +1,4 @@
-"""What a run is told about mixing: the findings are those of the records, the words no stronger."""
+"""Advice on mixing: the findings are those of the records, and the words are no stronger."""
 
 import runpy
 import subprocess

@@ -227,7 +227,6 @@ def short(train=None, **more):
     return tiny(data={"num_images": 48}, train=train, **more)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lars", "adamw"])
 def test_a_run_resumed_in_the_middle_ends_with_the_same_bits(name, tmp_path, monkeypatch):
     """SGD's is tests/training/test_resume.py."""
@@ -251,7 +250,6 @@ def stop_after_an_epoch(run):
     pretrain_with_adamw(run, stop_epoch=1)
 
 
-@pytest.mark.slow
 def test_every_process_gets_the_whole_state_back(tmp_path):
     """Rank 0 reads the checkpoint and sends moments and steps to the other."""
     all_ranks(pretrain_with_adamw, tmp_path / "whole")
@@ -288,7 +286,6 @@ def as_of_before(run: Run) -> None:
     weights.with_suffix(".json").write_text(json.dumps({**facts, "checksum": checksum}))
 
 
-@pytest.mark.slow
 def test_a_checkpoint_of_before_with_sgds_momentum_alone_still_loads(tmp_path):
     whole = pretrain(short(), tmp_path / "whole")
     half = pretrain(short(train={"stop_epoch": 1}), tmp_path / "half")

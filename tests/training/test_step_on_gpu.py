@@ -1,4 +1,4 @@
-"""What training does on a GPU, a pretended one: no waiting, few launches.
+"""Training on a pretended GPU: no waiting, few launches.
 
 The launches of the loss alone are counted in tests/mixing, those of the views in tests/data.
 """

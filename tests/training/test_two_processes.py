@@ -285,7 +285,7 @@ def test_torchrun_starts_a_killed_rank_again_and_it_goes_on(tmp_path):
 
 
 class Store(dict):
-    """What the processes of a job have told each other."""
+    """A store in place of the one that the processes of a job share."""
 
     def get(self, name):
         return self[name].encode()

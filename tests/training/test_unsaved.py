@@ -57,7 +57,7 @@ def fill(disk, *kinds):
 
 
 EVERY_EPOCH = {"epochs": 4, "knn_every": 0}
-"""Of six steps each, with a checkpoint."""
+"""Epochs of six steps, each with a checkpoint."""
 
 
 def test_checkpoints_that_find_no_room_are_said_once_and_end_in_74(tmp_path, monkeypatch, capfd):

@@ -24,6 +24,8 @@ from hardmix.weights import export as exporting
 from hardmix.weights.detectron2_files import PLUG_IN_FILE, SHAPES, detectron2_name, side_files
 from hardmix.weights.export import FORMATS, export
 
+pytestmark = pytest.mark.slow
+
 SIZE = 64
 
 
@@ -499,7 +501,7 @@ def test_two_exports_to_one_folder_share_the_plug_in_but_no_other_file(tmp_path)
     assert (tmp_path / PLUG_IN_FILE).read_text() == "# somebody's own"
 
 
-# What a user can do wrong
+# Errors of users
 
 
 @pytest.mark.parametrize("kind", ["torchvision", "timm", "detectron2"])

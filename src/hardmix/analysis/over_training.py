@@ -52,7 +52,7 @@ class Curve(NamedTuple):
     run: str
     """The run's label."""
     kind: str
-    """What is measured."""
+    """The quantity that is measured."""
     hue: int
     """The run's index, which sets its colour in every figure."""
     x: list[float]

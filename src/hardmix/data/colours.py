@@ -58,7 +58,7 @@ Factor = Float32[Tensor, " batch"]
 
 
 class ColourParameters(NamedTuple):
-    """What happens to the colours of each view; on the CPU, as choosing rows must not wait.
+    """Changes to the colours of each view; on the CPU, as choosing rows must not wait.
 
     The fields `brightness` to `hue` hold factors in the sense of torchvision's `adjust_*`.
     """

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -43,7 +43,6 @@ from hardmix.data.shard_streams import is_shards
 from hardmix.data.shards import is_indexed, open_shard_set
 from hardmix.errors import InputError
 from hardmix.settings.config import DataConfig
-from hardmix.settings.facts import nearest_first
 from hardmix.settings.named_choices import DataName
 
 PROBED = 20
@@ -133,9 +132,6 @@ def has_test(config: DataConfig) -> bool:
 def data_name(config: DataConfig) -> DataName:
     """Return the name of the data set, as given or recognised from `data.root`."""
     if config.name is not None:
-        if config.name not in SOURCES:
-            names = ", ".join(nearest_first(config.name, get_args(DataName)))
-            raise InputError(f"data.name={config.name!r} is unknown: choose {names}.")
         return config.name
     if config.root is None:
         raise InputError(

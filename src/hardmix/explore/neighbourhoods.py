@@ -1,4 +1,4 @@
-"""What an image's nearest neighbours tell: which images are alike, outliers, and wrong labels.
+"""Properties of an image's nearest neighbours: similar images, outliers, and wrong labels.
 
 Every similarity here is a cosine in float32, and nothing is approximated.
 """

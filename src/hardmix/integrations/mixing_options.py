@@ -40,7 +40,7 @@ class MixingOptions(TypedDict, total=False):
     denominator: DenominatorName | Denominator | Formula
     """The formula of the loss: a name in DENOMINATORS, or a function of `Masses`."""
     filter_negatives: FilterName | NegativeFilter
-    """Which negatives are taken for false: a name in FILTERS, or a callable."""
+    """The rule by which negatives count as false: a name in FILTERS, or a callable."""
 
 
 UNMIXED: MixingOptions = {"num_hardest": "sixteenth", "num_pairs": 0, "num_with_query": 0}

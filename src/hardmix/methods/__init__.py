@@ -1,1 +1,1 @@
-"""What is trained, one file each."""
+"""The training methods, one file each."""

@@ -3,10 +3,8 @@
 Kept apart from the files that implement the paper.
 """
 
-import difflib
 import math
 import operator
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -119,14 +117,6 @@ def check_not_transformed() -> None:
             " its own gradient and ranks negatives by their values. Use loss.backward() or"
             " torch.autograd.grad; contrast(...).per_query has the loss of each query."
         )
-
-
-def check_choice(name: str, value: str, choices: Iterable[str], more: str = "") -> None:
-    """Refuse a name that is not among the choices; the error lists the closest ones first."""
-    names = list(choices)
-    if value not in names:
-        nearest = difflib.get_close_matches(value, names, n=len(names), cutoff=0.0)
-        raise InputError(f"{name}={value!r} is unknown: choose one of {', '.join(nearest)}{more}.")
 
 
 def check_top(top: int) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from hardmix.errors import InputError
-from hardmix.mixing.checks import check_choice, check_labels, check_mask
+from hardmix.mixing.checks import check_labels, check_mask
 from hardmix.mixing.infonce import (
     ONCE,
     LogWeights,
@@ -37,6 +37,7 @@ from hardmix.mixing.logits import Logits
 from hardmix.mixing.plans import NO_POINT
 from hardmix.mixing.queue import equal_and_known
 from hardmix.mixing.ranking import CACHE_ELEMENTS, in_one_piece, row_chunks
+from hardmix.settings.facts import check_choice
 
 # ---- Weights of real negatives. Mixing, too, is a reweighting of them.
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from hardmix.errors import InputError
 from hardmix.mixing.checks import (
     as_number,
-    check_choice,
     check_counts,
     check_labels,
     check_mask,
@@ -39,6 +38,7 @@ from hardmix.mixing.family import (
     Formula,
     NegativeFilter,
     NegativeWeights,
+    check_family,
     loss_of_queries,
 )
 from hardmix.mixing.infonce import Contrast, LogWeights, outcome_of
@@ -56,6 +56,7 @@ from hardmix.mixing.strategies import (
 )
 from hardmix.mixing.transformations import FeatureTransformation
 from hardmix.mixing.unit_length import unit_vectors
+from hardmix.settings.facts import check_choice
 from hardmix.settings.named_choices import (
     DenominatorName,
     FilterName,
@@ -138,7 +139,7 @@ class _Evaluated(NamedTuple):
     exclude: Tensor | None
     log_weights: LogWeights
     counts: Tensor | None = None
-    """Which queries have a positive and count in the mean; None for all."""
+    """Mask of the queries that have a positive and count in the mean; None for all."""
 
 
 class MochiLoss(nn.Module):
@@ -552,7 +553,9 @@ class MochiLoss(nn.Module):
     def _weighed(self, logits: Logits, exclude: Tensor | None) -> Any:
         assert self.weights is not None
         with torch.no_grad():
-            return self.weights(logits, exclude)
+            log_weights = self.weights(logits, exclude)
+        check_family(self.denominator, log_weights, None, logits.real)  # before they are read
+        return log_weights
 
     def extra_repr(self) -> str:
         """Return the text that print() shows: the paper's MoCHi (N, s, s')."""

@@ -13,11 +13,11 @@ from torch.nn.functional import normalize
 
 from hardmix.errors import InputError
 from hardmix.mixing.checks import (
-    check_choice,
     check_labels,
     check_whole,
 )
 from hardmix.mixing.unit_length import unit_vectors
+from hardmix.settings.facts import check_choice
 from hardmix.settings.named_choices import QueueStart
 
 UNKNOWN = -1

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from hardmix.errors import InputError
 from hardmix.mixing.checks import (
-    check_choice,
     check_counts,
     check_mask,
     check_not_transformed,
@@ -48,6 +47,7 @@ from hardmix.mixing.plans import (
 )
 from hardmix.mixing.random_draws import RandomSource, open_interval, uniform_numbers
 from hardmix.mixing.transformations import FeatureTransformation
+from hardmix.settings.facts import check_choice
 from hardmix.settings.named_choices import RankBy, RealNegatives
 
 
@@ -435,7 +435,7 @@ class MixingChoice(NamedTuple):
     strategy: Strategy = plan_points
     """Makes the points."""
     rank_by: RankBy = "query"
-    """Whose similarities rank the negatives."""
+    """The vector whose similarities rank the negatives."""
     transformation: FeatureTransformation | None = None
     """Changes the vectors before they are contrasted."""
     checked: bool = False

@@ -30,7 +30,7 @@ DETECTORS = {
     "voc": {"start": "run", "iterations": 24_000, "batch_size": 16, "test images": 4952},
     "coco": {"start": "run", "iterations": 90_000, "batch_size": 16, "test images": 5000},
 }
-"""What the paper's detectors have in common, by `task` (MoCo's detectron2 configs)."""
+"""Settings that the paper's detectors share, by `task` (MoCo's detectron2 configs)."""
 
 SCHEDULES = {100: 200, 200: 200}
 """Epochs in the tables, and of the schedule they belong to. The paper restarted its runs of 800
@@ -100,7 +100,7 @@ class PaperRow:
 
 @dataclass(frozen=True)
 class Beside:
-    """What the paper prints for a run, if anything, and a sentence on comparability."""
+    """The paper's row for a run, if it has one, and a sentence on comparability."""
 
     row: PaperRow | None
     comparable: bool

@@ -92,7 +92,7 @@ class Gain:
 
     id: GainId
     word: str = ""
-    """What a table prints with it."""
+    """A word that a table prints with the difference."""
     points: float | None = None
     error: float | None = None
     """Standard error of the difference; None if either side has a single seed."""

@@ -22,7 +22,7 @@ from hardmix.runs.reading import RunRecord, number
 from hardmix.runtime.files import read_json
 
 KINDS = {"neighbours.json": "neighbours", "embedding-map.json": "map", "gallery.json": "gallery"}
-"""What each file has, in words."""
+"""The kind of pictures in each file."""
 MOST_BYTES = 2_500_000
 """Bytes of one kind on the page."""
 SMALL = 96

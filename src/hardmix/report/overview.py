@@ -1,4 +1,4 @@
-"""What was run on which data: a paragraph, tables, commands, and what is missing."""
+"""The overview of runs and data: a paragraph, tables, commands, and missing results."""
 
 import shlex
 from collections.abc import Iterable, Sequence

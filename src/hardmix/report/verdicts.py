@@ -1,4 +1,4 @@
-"""What pre-training was worth, in words: a run's results/verdict.json, at the top of the page.
+"""The value of pre-training in words: a run's results/verdict.json, at the top of the page.
 
 `hardmix pretrain` writes the file: `text` is the sentence, `next` what to do, `mixing` what to
 expect of mixing, and `scores` (or `measured`) the numbers behind it, by encoder.
@@ -48,7 +48,7 @@ class Verdict:
     advice: list[str]
     better: bool | None
     about: str
-    """What was measured."""
+    """The measurement, in a sentence."""
     numbers: list[Measured]
 
 

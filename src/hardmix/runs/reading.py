@@ -42,7 +42,7 @@ class RunRecord:
     results: dict[str, dict[str, Any]]
     """Results by file name."""
     missing: list[str] = field(default_factory=list)
-    """What could not be read, in sentences."""
+    """A sentence for each file that could not be read."""
 
     @property
     def seed(self) -> object:

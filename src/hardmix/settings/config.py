@@ -11,6 +11,7 @@ from hardmix.settings.facts import (
     check_above,
     check_at_least,
     check_between,
+    check_choices,
     nearest_first,
     setting,
 )
@@ -95,6 +96,7 @@ class DataConfig:
     """Most GB of decoded images to hold in memory."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "data")
         check_at_least(self, "data", num_images=1, image_size=8, max_pixels=1)
         check_above(self, "data", cache_gb=0, frames_per_second=0)
         check_between(self, "data", 0, MOST_FRAMES, "frames_per_second")
@@ -136,6 +138,7 @@ class ModelConfig:
     norm over as many GPUs. With 1, the batch statistics give the answer away."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "model")
         check_at_least(self, "model", dim=1, key_bn_splits=1)
         check_between(self, "model", 0.0, 1.0, "key_momentum")
 
@@ -154,9 +157,10 @@ class MixConfig:
     """Epochs of training before mixing begins (Sec. 5)."""
     warm_up_steps: int | None = setting(None, name="steps without mixing")
     """Steps of training before mixing begins; overrides mix.warm_up_epochs."""
-    strategy: StrategyName = setting("mochi", label="{}", name="mixing strategy")
-    """How synthetic points are made: the paper's method, one of its variants (App. B.2), or a
-    later paper's: SynCo, MixCSE, or feature transformations (Zhu et al. 2021)."""
+    strategy: StrategyName | str = setting("mochi", label="{}", name="mixing strategy")
+    """How synthetic points are made: the paper's method, one of its variants (App. B.2), a later
+    paper's (SynCo, MixCSE, or feature transformations, Zhu et al. 2021), or your own function,
+    'mypackage:plan'."""
     real_negatives: RealNegatives = setting("keep", label="real negatives {}")
     """Real negatives in the loss: keep all, drop the N hardest, or drop all."""
     through_query: bool = setting(False, name="gradient through the query")
@@ -180,6 +184,7 @@ class MixConfig:
     """Points moved a little along the signs of the query, for mix.strategy synco."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "mix")
         check_at_least(self, "mix", num_hardest=1, num_pairs=0, num_with_query=0)
         check_at_least(self, "mix", warm_up_epochs=0, warm_up_steps=0)
         check_at_least(self, "mix", num_extrapolated=0, num_noisy=0)
@@ -197,16 +202,16 @@ class MixConfig:
 class LossConfig:
     """The family around Eq. 1: weights, denominators and filters of later papers."""
 
-    weights: RunWeights = setting("none", name="weights of the negatives", later=True)
-    """Weights of the real negatives: HCL (Robinson et al. 2021), hardness weighting (LLaVE), or a
-    ring of percentiles (Wu et al. 2021)."""
-    denominator: RunDenominator = setting("infonce", later=True)
+    weights: RunWeights | str = setting("none", name="weights of the negatives", later=True)
+    """Weights of the real negatives: HCL (Robinson et al. 2021), hardness weighting (LLaVE), a
+    ring of percentiles (Wu et al. 2021), or your own function, 'mypackage:weigh'."""
+    denominator: RunDenominator | str = setting("infonce", later=True)
     """Eq. 1, or without the positive (decoupled; decoupled-weighted is DCLW), without the expected
-    false negatives (debiased), HCL as its authors train it, or with the hardness of a second
-    temperature."""
-    filter: RunFilter = setting("none", name="filter of false negatives", later=True)
+    false negatives (debiased), HCL as its authors train it, with the hardness of a second
+    temperature, or your own function, 'mypackage:loss'."""
+    filter: RunFilter | str = setting("none", name="filter of false negatives", later=True)
     """Leave out negatives above the positive's similarity minus loss.margin, above loss.share of
-    it, or of the query's own cluster of images."""
+    it, or of the query's own cluster of images; or by your own function, 'mypackage:filter'."""
     beta: float = setting(1.0, label="beta = {}", later=True)
     """How much HCL's weights prefer hard negatives."""
     tau_plus: float = setting(0.1, label="tau+ = {}", later=True)
@@ -233,6 +238,7 @@ class LossConfig:
     same-cluster."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "loss")
         check_at_least(self, "loss", beta=0, alpha=0, clusters=2)
         check_above(self, "loss", factor=0, share=0, sigma=0)
         check_between(self, "loss", 0.0, 0.999, "tau_plus")
@@ -280,6 +286,7 @@ class OptimizerConfig:
     """Epochs at which the step schedule divides the learning rate by ten."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "optimizer")
         check_above(self, "optimizer", lr=0, clip=0)
         check_at_least(self, "optimizer", trunk_lr=0, weight_decay=0, warm_up_epochs=0)
         check_between(self, "optimizer", 0.0, 1.0, "momentum")
@@ -322,9 +329,9 @@ class TrainConfig:
     """auto, cpu, cuda or cuda:N. cuda:1 is the second GPU; auto is cuda when available, otherwise
     cpu."""
     compile: Compiled = setting("no", resume=True, identity=False)
-    """What torch.compile compiles; all includes the loss, but only for the methods moco-v1,
-    moco-v2, mochi, unmix, co2 and pcl. Takes minutes at the start; worthwhile on GPUs, not on
-    CPUs."""
+    """Parts that torch.compile compiles. `all` includes the loss, but only for the methods
+    moco-v1, moco-v2, mochi, unmix, co2 and pcl. Takes minutes at the start; worthwhile on GPUs,
+    not on CPUs."""
     deterministic: bool = setting(False, resume=True, identity=False)
     """Use PyTorch's deterministic algorithms, so that a run on the same kind of GPU repeats bit
     for bit; slower. Runs on a CPU repeat without it."""
@@ -343,7 +350,7 @@ class TrainConfig:
     keep_every: int = setting(0, resume=True, identity=False)
     """Epochs between checkpoints that are never deleted; 0: none."""
     on_nan: OnNan = setting("stop", resume=True, identity=False)
-    """What to do when a loss or gradient is NaN or infinite: stop the run, or skip the step."""
+    """Reaction to a loss or gradient that is NaN or infinite: stop the run, or skip the step."""
     timeout: float = setting(300.0, resume=True, identity=False)
     """Seconds to wait for a process that does not respond before the run is stopped."""
     tensorboard: bool = setting(False, resume=True, identity=False)
@@ -355,6 +362,7 @@ class TrainConfig:
     RUN/profile.json."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "train")
         check_at_least(self, "train", epochs=1, stop_epoch=1, batch_size=1, accumulate=1)
         check_at_least(self, "train", queue_size=1, log_every=1, knn_every=0, save_every=1, seed=0)
         check_at_least(self, "train", save_minutes=0, keep_every=0)

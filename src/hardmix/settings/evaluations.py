@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hardmix.errors import InputError
-from hardmix.settings.facts import check_above, check_at_least, check_between, shown
+from hardmix.settings.facts import check_above, check_at_least, check_between, check_choices, shown
 
 ProbeSolver = Literal["lbfgs", "sgd"]
 """Solvers of the linear probe on cached features."""
@@ -38,10 +38,14 @@ class KnnOptions:
     """Also score untrained baselines: raw pixels, the network with random weights, or a colour
     histogram."""
 
+    checkpoint: str | None = None
+    """A checkpoint of the run to evaluate instead of its encoder: its step, as step-00000012, or
+    its epoch. Unset: the trained encoder, or the newest checkpoint of an unfinished run."""
     precision: EvaluationPrecision = "fp32"
     """Number format of the encoder's forward passes."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "knn")
         check_at_least(self, "knn", k=1)
         check_above(self, "knn", temperature=0)
 
@@ -101,10 +105,14 @@ class LinearOptions:
     seed: int = 0
     """Seed of the classifier that is trained on crops."""
 
+    checkpoint: str | None = None
+    """A checkpoint of the run to evaluate instead of its encoder: its step, as step-00000012, or
+    its epoch. Unset: the trained encoder, or the newest checkpoint of an unfinished run."""
     precision: EvaluationPrecision = "fp32"
     """Number format of the encoder's forward passes."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "linear")
         check_at_least(self, "linear", penalty=0)
         if not 1 <= self.seeds <= 1000:
             raise InputError(
@@ -147,6 +155,7 @@ class FinetuneConfig:
     """Number format of the encoder's forward passes."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "finetune")
         check_at_least(self, "finetune", epochs=1, batch_size=1, weight_decay=0, seed=0)
         check_above(self, "finetune", labels=0, lr=0, classifier_lr=0)
         check_between(self, "finetune", 0.0, 1.0, "labels", "min_scale")
@@ -295,6 +304,7 @@ class DetectionConfig:
     """Number format of the detector's forward passes; boxes and losses stay in float32."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "detect")
         check_above(self, "detect", lr=0)
         check_at_least(self, "detect", iterations=1, batch_size=1, test_side=16, regions=4)
         check_at_least(self, "detect", proposals=1, trials=1, save_every=1, log_every=1)

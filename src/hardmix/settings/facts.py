@@ -31,7 +31,7 @@ class SettingFacts(NamedTuple):
     label: str = ""
     """How tables and figures label a run by it, e.g. "K = {}"; empty: not at all."""
     name: str = ""
-    """What a sentence calls it; empty: the setting's name with spaces."""
+    """The name that sentences use; empty: the setting's name with spaces."""
     later: bool = False
     """Whether it was added after the first version; runs that lack it used its default."""
 
@@ -107,6 +107,45 @@ def check_between(config: object, prefix: str, low: float, high: float, *names: 
         value = getattr(config, name)
         if value is not None and not low <= value <= high:
             raise InputError(f"{prefix}.{name}={shown(value)} must be between {low} and {high}.")
+
+
+def check_choices(config: Any, prefix: str) -> None:
+    """Raise InputError if a setting has none of the names that its type lists; None passes.
+
+    A setting whose type also admits `str` may name the user's own code, "mypackage:function".
+    """
+    for name, (known, own) in choices_of(config.__class__).items():
+        value = getattr(config, name)
+        more = ", or your own function, 'mypackage:function'" if own else ""
+        for each in value if isinstance(value, tuple) else (value,):
+            if each is not None and not (own and ":" in str(each)):
+                check_choice(f"{prefix}.{name}", each, known, more)
+
+
+@cache
+def choices_of(kind: type) -> dict[str, tuple[tuple[str, ...], bool]]:
+    """Return the names that each setting may have, and whether it may also name code."""
+    hints = typing.get_type_hints(kind).items()
+    return {
+        name: (names, str in typing.get_args(hint))
+        for name, hint in hints
+        if (names := names_of(hint))
+    }
+
+
+def names_of(hint: Any) -> tuple[str, ...]:
+    """Return the names that a type lists, as Literal["a", "b"] does; none if it lists none."""
+    if typing.get_origin(hint) is typing.Literal:
+        return typing.get_args(hint)
+    return tuple(name for part in typing.get_args(hint) for name in names_of(part))
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str], more: str = "") -> None:
+    """Refuse a name that is not among the choices; the error lists the closest ones first."""
+    known = list(choices)
+    if value not in known:
+        nearest = ", ".join(nearest_first(str(value), known))
+        raise InputError(f"{name}={value!r} is unknown: choose one of {nearest}{more}.")
 
 
 def shown(value: Any) -> str:

@@ -11,7 +11,13 @@ from fnmatch import fnmatch
 from typing import Any
 
 from hardmix.errors import InputError
-from hardmix.settings.facts import check_above, check_at_least, check_between, setting
+from hardmix.settings.facts import (
+    check_above,
+    check_at_least,
+    check_between,
+    check_choices,
+    setting,
+)
 from hardmix.settings.named_choices import KMeans
 
 
@@ -126,6 +132,7 @@ class PclOptions(MethodOptions):
     auto: faiss from 200,000 images on, if it is installed."""
 
     def __post_init__(self) -> None:
+        check_choices(self, "pcl")
         check_at_least(self, "pcl", warm_up_epochs=0)
         if any(number < 2 for number in self.clusters):
             raise InputError(f"pcl.clusters={self.clusters} must be numbers of at least 2.")

@@ -55,7 +55,7 @@ RunFilter = Literal["none", "above-positive", "share-of-positive", "same-cluster
 """The same for `hardmix pretrain`, which can also cluster the images before each epoch."""
 
 SameLabel = Literal["positives", "exclude"]
-"""What negatives of the query's class are: further positives (SupCon), or left out (the oracle)."""
+"""Use of negatives of the query's class: further positives (SupCon), or excluded (the oracle)."""
 
 Reduction = Literal["mean", "sum", "none"]
 """Results of a loss: the mean or sum over the queries, or the loss of each."""

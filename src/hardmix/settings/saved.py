@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from hardmix.errors import InputError
 from hardmix.settings.config import PretrainConfig
-from hardmix.settings.facts import SettingFacts, facts_of
+from hardmix.settings.facts import SettingFacts, check_choice, facts_of, names_of
 from hardmix.settings.methods import METHOD_FACTS
 
 Config = TypeVar("Config")
@@ -75,6 +75,8 @@ def _build(kind: type[Config], values: Any, where: str) -> Config:
         else:
             built[name] = tuple(value) if isinstance(value, list) else value
             if not _fits(built[name], hint):
+                if names_of(hint):
+                    check_choice(place, value, names_of(hint))
                 raise InputError(f"{place}={value!r} must be of type {hint}.")
     return kind(**built)
 

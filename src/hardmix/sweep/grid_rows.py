@@ -75,7 +75,7 @@ class Row:
     printed: str = ""
     """The paper's name of a method whose numbers it copied; empty for those it measured."""
     note: str = ""
-    """What the paper says in words, or how it is interpreted here."""
+    """The paper's own words, or how they are interpreted here."""
     id: str = ""
     """Its id in the user's file."""
     baseline: str = ""

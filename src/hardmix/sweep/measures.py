@@ -38,7 +38,7 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "knn": {"k": VOTE.k, "temperature": VOTE.temperature},
     "linear": {},
 }
-"""What a result must record to be used, besides its images and preset: a user may have evaluated
+"""Values that a result must record, besides its images and preset: a user may have evaluated
 the run differently by hand."""
 
 NAMED_BY_PLACE = (None, "folder", "list")

@@ -60,7 +60,7 @@ from hardmix.training.nan_guard import (
 from hardmix.training.optimizers import parameters_of
 
 SAVE, STOP, GONE = 1, 2, 9
-"""What a rank may ask of all ranks; the highest request wins. GONE: the run's folder is gone."""
+"""Requests of a rank to all ranks; the highest request wins. GONE: the run's folder is gone."""
 MOST_STEPS = 2**53
 """Numbers in a manifest are below this."""
 

@@ -81,7 +81,7 @@ class DetectionSplits(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FoundObjects:
-    """What a detector finds in one image, in the pixels of the image file."""
+    """Objects that a detector finds in one image, in the pixels of the image file."""
 
     boxes: Float32[np.ndarray, "found 4"]
     scores: Float32[np.ndarray, " found"]

@@ -1,0 +1,102 @@
+"""Refuses phrases that nobody would say: `python tools/words.py`.
+
+It reads docstrings, comments and messages of all programs, and the pages. The first line of a
+docstring or comment is a sentence or a noun: "Return the shares of each query", not "Of each query,
+the shares". Pages speak of the project and of dates, never of how the work was organised.
+"""
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+PROGRAMS = ("src", "tests", "benchmarks", "experiments", "tools", "examples")
+PAGES = (ROOT, ROOT / "docs", ROOT / "experiments")
+PLAN = ROOT / "experiments" / "plan.md"
+
+OPENING = re.compile(r"(Of|What|Which|Whose|By what|To what|From what)\b(?![^.]*\?)")
+"""Openings without a noun. A question may begin like this."""
+
+PHRASES = (
+    r"knows? (them|it|him|one) not",
+    r"(is|are|was|were) warned (of|about)",
+    r"told apart from (nothing|zero)",
+    r"hears? of (each|it|them)",
+    r"has it so",
+    r"of all alike",
+    r"which (ones )?are not is said",
+    r"has its name afterwards",
+    r"goes? on with",
+    r"a number that is none",
+    r"a defect of ours",
+)
+ORGANISATION = r"\b(helpers?|sub-?agents?|our (last|next|previous) session)\b"
+"""How the work was organised; the word session has other meanings, so it is listed with care."""
+
+
+class Passage(NamedTuple):
+    """A piece of prose, and where it begins."""
+
+    file: Path
+    line: int
+    text: str
+    opens: bool
+    """Whether it is a docstring or comment, whose first words count."""
+
+
+def main() -> None:
+    """Report what is refused, and end with status 1."""
+    wrong = [sentence for passage in passages() for sentence in refused(passage)]
+    if wrong:
+        sys.exit("\n".join([*wrong, f"{len(wrong)} passages to rewrite: tools/words.py"]))
+
+
+def passages() -> Iterator[Passage]:
+    """Yield the prose of all programs and pages, but for this file's."""
+    for folder in PROGRAMS:
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            if file != Path(__file__):
+                yield from prose_of(file)
+    for folder in PAGES:
+        for page in sorted(folder.glob("*.md")):
+            for number, line in enumerate(page.read_text().splitlines(), start=1):
+                yield Passage(page, number, line, opens=False)
+
+
+def prose_of(file: Path) -> Iterator[Passage]:
+    """Yield docstrings, other strings and comments of a program."""
+    source = file.read_text()
+    tree = ast.parse(source)
+    docstrings = {
+        node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)
+    }  # of modules, classes and functions, and those below a setting
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield Passage(file, node.lineno, node.value, opens=node in docstrings)
+    last = -1
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            line = token.start[0]
+            yield Passage(file, line, token.string.lstrip("#: "), opens=line != last + 1)
+            last = line
+
+
+def refused(passage: Passage) -> Iterator[str]:
+    """Yield a sentence for every phrase that a passage should not have."""
+    where = f"{passage.file.relative_to(ROOT)}:{passage.line}"
+    if passage.opens and OPENING.match(passage.text):
+        yield f'{where}: begins without a noun: "{passage.text.splitlines()[0]}"'
+    phrases = "|".join(PHRASES)
+    if passage.file.suffix == ".md" and passage.file != PLAN:
+        phrases += f"|{ORGANISATION}"
+    for found in re.finditer(phrases, passage.text):
+        yield f'{where}: nobody says "{found[0]}"'
+
+
+if __name__ == "__main__":
+    main()
