@@ -16,7 +16,17 @@ from hardmix.runs.folder import Run
 from hardmix.settings.recipes import demo
 from hardmix.training import verdict as verdicts
 from hardmix.training.pretrain import pretrain
-from hardmix.training.verdict import Scores, advise, choose_images, compare, shared_neighbours, tell
+from hardmix.training.verdict import (
+    Scores,
+    advise,
+    choose_images,
+    compare,
+    near_copies,
+    plain_vote,
+    shared_neighbours,
+    tell,
+    without,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -83,29 +93,90 @@ def test_better_worse_and_within_the_noise():
 
 def test_the_sentence_says_what_is_beaten_and_what_is_not():
     scores = scores_of(encoder=0.5, untrained=0.3, pixels=0.48, colours=0.7)
-    text = tell(scores, compare(scores), labelled=True, keep="encoder")
+    text = tell(scores, compare(scores), classes="81 folders", keep="encoder")
     assert text.startswith(
         "The encoder is worse than a colour histogram and not clearly better than raw pixels: the"
-        " 20 nearest neighbours give the right class for 50.0% ± 5.0% of 400 images; a colour"
-        " histogram 70.0%, raw pixels 48.0%, the untrained network 30.0%."
+        " nearest neighbour and the vote of the 20 nearest give the right one of 81 folders for"
+        " 50.0% ± 5.0% of 400 images; a colour histogram 70.0%, raw pixels 48.0%, the untrained"
+        " network 30.0%."
     )
     scores = scores_of(encoder=0.9, untrained=0.3, pixels=0.2, colours=0.4)
-    text = tell(scores, compare(scores), labelled=False, keep="encoder")
-    assert text.startswith("The encoder is better than everything it was compared with: two views")
+    text = tell(scores, compare(scores), classes="2 classes", keep="encoder")
+    assert text.startswith(
+        "The encoder is better than the simple baselines; it was not compared with pre-trained"
+    )
+    scores.each["start"] = scores.each["pixels"]
+    text = tell(scores, compare(scores), classes="2 classes", keep="encoder")
+    assert text.startswith("The encoder is better than everything it was compared with: the")
+
+
+def test_without_labels_an_encoder_can_fail_but_not_pass():
+    ahead = scores_of(encoder=0.9, untrained=0.3, pixels=0.2, colours=0.4)
+    text = tell(ahead, compare(ahead), classes="", keep="encoder")
+    assert text.startswith("Without labels nobody can tell how good the encoder is")
+    behind = scores_of(encoder=0.3, untrained=0.3, pixels=0.2, colours=0.9)
+    text = tell(behind, compare(behind), classes="", keep="encoder")
+    assert text.startswith("The encoder is worse than a colour histogram and not clearly better")
 
 
 def test_advice_names_the_likeliest_cure_first(tmp_path):
     config, run = demo(), Run(tmp_path / "a b")
     behind = compare(scores_of(encoder=0.5, untrained=0.3, pixels=0.3, colours=0.7))
-    queue, colours, weights, longer = advise(config, behind, 2662, run)
+    weights, queue, colours, longer = advise(config, behind, 2662, run)
     assert "--train.queue-size 532" in queue
     assert "--data.colour-strength 0.5" in colours
     assert "--model.init" in weights
     assert "'" in longer
     assert longer.endswith("--resume --train.epochs 32")
     ahead = compare(scores_of(encoder=0.5, untrained=0.6, pixels=0.3, colours=0.2))
-    longer, weights = advise(config, ahead, 100_000, run)
+    (longer,) = advise(config, ahead, 100_000, run)
     assert "train longer" in longer
+    most = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=400))
+    assert not [line for line in advise(most, ahead, 2662, run) if "train longer" in line]
+
+
+def test_the_finest_folders_are_the_classes(tmp_path):
+    names = [f"{tmp_path}/{top}/{leaf}/{i}.png" for top in "ab" for leaf in "cd" for i in range(9)]
+    names += [f"{tmp_path}/a/rare/0.png"]
+    top = torch.tensor([name.startswith(f"{tmp_path}/b") for name in names]).long()
+    images = ImageSet("set", top, ("a", "b"), files=tuple(names))
+    chosen = choose_images(images, KnnImages(images, None), 5000, 0, finest=True)
+    assert chosen.classes == "4 folders"
+    assert chosen.bank.classes == ("a/c", "a/d", "b/c", "b/d")
+    assert len(chosen.bank) == 36
+    assert torch.equal(chosen.bank.labels, torch.arange(4).repeat_interleave(9))
+    assert choose_images(images, KnnImages(images, None), 5000, 0).classes == "2 classes"
+    unlabelled = dataclasses.replace(images, labels=None, classes=None)
+    assert choose_images(unlabelled, None, 5000, 0, finest=True).classes == "4 folders"
+
+
+def test_test_images_have_the_folders_of_the_training_images(tmp_path):
+    train = ImageSet(
+        "s", None, None, files=tuple(f"{tmp_path}/train/{i % 3}/x/{i}.png" for i in range(30))
+    )
+    test = ImageSet(
+        "s", None, None, files=tuple(f"{tmp_path}/test/{i % 4}/x/{i}.png" for i in range(8))
+    )
+    test = dataclasses.replace(test, labels=torch.zeros(8, dtype=torch.long), classes=("0",))
+    chosen = choose_images(train, KnnImages(train, test), 5000, 0, finest=True)
+    assert chosen.test.labels.tolist() == [0, 1, 2, 0, 1, 2]  # folder 3 has no training images
+
+
+def test_near_copies_do_not_vote():
+    torch.manual_seed(0)
+    bank = torch.randn(30, 48)
+    bank[1] = bank[0] + 0.05 * torch.randn(48)
+    copies = near_copies(bank, bank, leave_one_out=True)
+    assert copies[0, 0] == 1
+    assert copies[1, 0] == 0
+    assert (copies[2:] == -1).all()
+    places = torch.tensor([[1, 5, 7, 9], [0, 5, 7, 9], [1, 5, 7, 9]])
+    assert without(places, copies[:3], 3).tolist() == [[5, 7, 9], [5, 7, 9], [1, 5, 7]]
+
+
+def test_the_plain_vote_counts_and_ties_go_to_the_nearer():
+    labels = torch.tensor([[3, 1, 1, 3, 2], [2, 1, 1, 0, 0], [5, 5, 4, 4, 4]])
+    assert plain_vote(labels).tolist() == [3, 1, 4]
 
 
 def labelled(number, classes):
@@ -131,6 +202,9 @@ def test_every_method_ends_with_a_verdict(method, tmp_path, capfd):
     assert found["differences"].keys() == {"untrained", "pixels", "colours"}
     assert (found["measure"], found["kept"], found["images"]) == ("knn", "encoder", 96)
     assert bool(found["next"]) != found["better"]
+    assert found["classes"].endswith("classes")
+    parts = found["scores"]["encoder"]
+    assert parts["score"] == pytest.approx((parts["nearest"] + parts["vote"]) / 2)
     assert found["text"] in capfd.readouterr().out
 
 
@@ -169,7 +243,8 @@ def test_the_weights_it_started_from_are_kept_if_training_made_them_worse(tmp_pa
     config = ranks.tiny(model={"init": str(start.path)}, train={"epochs": 1})
     run = pretrain(config, tmp_path / "kept")
     assert read(run)["scores"].keys() == {"encoder", "start", "untrained", "pixels", "colours"}
-    trained = load_file(run.encoder_file)
+    kept = read(run)["kept"]
+    trained = load_file(run.trained_file if kept == "start" else run.encoder_file)
 
     def worse(scores):
         found = compare(scores)

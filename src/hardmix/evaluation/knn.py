@@ -2,7 +2,7 @@
 
 Instance discrimination's classifier (Wu et al. 2018): each of the k most similar training images
 votes for its class with exp(similarity / temperature). The same vote measures a run during
-training and, with the verdict, at its end.
+training.
 """
 
 from collections.abc import Callable, Sequence
@@ -139,27 +139,6 @@ def knn_accuracies(
             right[k] += count_right(votes, send(test_labels[near.queries], device))
     counts = {k: add_up(each) if shared else each for k, each in right.items()}
     return {k: accuracy_from(each, len(all_test)) for k, each in counts.items()}
-
-
-def knn_votes(
-    train_features: Float[Tensor, "train dim"],
-    train_labels: Int[Tensor, " train"],
-    test_features: Float[Tensor, "test dim"],
-    test_labels: Int[Tensor, " test"],
-    *,
-    k: int = 200,
-    temperature: float = 0.07,
-    leave_one_out: bool = False,
-) -> Float[Tensor, "test classes"]:
-    """Return the votes for each class; `knn_accuracy` takes the class with the most."""
-    classes, device = count_classes(train_labels, test_labels, "k-NN"), train_features.device
-    parts = neighbours(
-        train_features, test_features, _checked(k), device=device, leave_one_out=leave_one_out
-    )
-    votes = torch.zeros(len(test_labels), classes, device=device)
-    for near in parts:
-        votes[near.queries] = _votes(near, train_labels, classes, temperature)
-    return votes
 
 
 def _votes(

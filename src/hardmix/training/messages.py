@@ -31,13 +31,20 @@ BASELINES = {
 """Names of the encoders that the trained one is compared with."""
 
 BETTER = "The encoder is better than everything it was compared with"
+BETTER_THAN_SIMPLE = (
+    "The encoder is better than the simple baselines; it was not compared with pre-trained weights"
+)
+CANNOT_TELL = (
+    "Without labels nobody can tell how good the encoder is; look at its neighbours (hardmix"
+    " report). It beats the baselines in what it was trained for"
+)
 WORSE = "The encoder is worse than {worse}"
 EVEN = "The encoder is not clearly better than {even}"
 WORSE_AND_EVEN = "The encoder is worse than {worse} and not clearly better than {even}"
 
 BY_LABELS = (
-    "{judgement}: the {k} nearest neighbours give the right class for {score} ± {error} of"
-    " {images:,} images; {others}."
+    "{judgement}: the nearest neighbour and the vote of the {k} nearest give the right one of"
+    " {classes} for {score} ± {error} of {images:,} images; {others}."
 )
 BY_VIEWS = (
     "{judgement}: two views of an image agree on {score} ± {error} of its {k} nearest neighbours"

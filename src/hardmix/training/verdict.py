@@ -5,15 +5,21 @@ weights it started from. A sample of the images is enough, so that it takes seco
 sees the same pixels, in one pass, so that differences can be taken image by image. If training made
 the weights it started from worse, those are kept.
 
-With labels, the question is whether the vote of an image's nearest neighbours gives its class.
+With labels, the question is whether an image's nearest neighbour, and the plain vote of its 20
+nearest, give its class. The classes of a folder are its finest folders: coarse ones are told apart
+by colour alone. Features are centred, since the cosine of raw features favours an encoder that was
+trained for it, and near-copies of an image do not vote: finding them is easy for anything.
+
 Without labels, two views of every image are made, and an encoder finds the neighbours of each image
 twice, once among the first views and once among the second: how many neighbours do the two lists
-share? Features that see nothing but the crop give two unrelated lists. The views differ in colour
-too: otherwise a colour histogram would do best on any images, even better than ImageNet features.
+share? An encoder is trained for this very agreement. So it can fail this test, but not pass it:
+without labels, the verdict is at best that nobody can tell.
 """
 
 import copy
+import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -24,11 +30,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from hardmix.data.image_set import ImageSet
+from hardmix.data.image_files import printable
+from hardmix.data.image_set import UNKNOWN, ImageSet
 from hardmix.data.loading import ViewLoader
+from hardmix.data.sources import data_name
 from hardmix.evaluation.baselines import baseline_trunk
 from hardmix.evaluation.features import extract
-from hardmix.evaluation.knn import KnnImages, knn_votes
+from hardmix.evaluation.knn import KnnImages
 from hardmix.evaluation.neighbours import neighbours
 from hardmix.runs.folder import Run
 from hardmix.runs.weight_files import read_safetensors
@@ -44,6 +52,7 @@ from hardmix.runtime.distributed import (
 )
 from hardmix.settings.config import DataConfig, PretrainConfig
 from hardmix.settings.evaluations import Baseline
+from hardmix.settings.fitting_rules import MOST_EPOCHS
 from hardmix.training import messages
 from hardmix.training.mixing_advice import mixing_advice
 from hardmix.training.state import Training, pause
@@ -58,8 +67,14 @@ TESTED = 0.2
 """Share of the sample that is classified, if there are test images."""
 CLEAR = 2.0
 """Standard errors by which two encoders must differ."""
-FEW = 5000
+FEW = 10_000
 """Images below which pre-trained weights are the first thing to try."""
+IN_A_FOLDER = 5
+"""Fewest images of a folder that counts as a class."""
+NEAR_COPY = 0.97
+"""Cosine of centred pixels from which two images are taken for copies of each other."""
+COPIES = 10
+"""Most near-copies of an image that are left out."""
 VOTING = 20
 """Most nearest neighbours that vote: a tenth of the images if they are few."""
 SHARED = 10
@@ -84,6 +99,8 @@ class VerdictImages(NamedTuple):
     """Labelled test images; None means those of the bank, each classified by the others."""
     labelled: bool
     """Whether the labels decide."""
+    classes: str = ""
+    """Number and kind of the classes, in words: 81 folders."""
 
 
 class Scores(NamedTuple):
@@ -97,6 +114,8 @@ class Scores(NamedTuple):
     """Number of images among which neighbours are looked for."""
     chance: float
     """Score of features that say nothing about the images."""
+    parts: dict[str, dict[str, float]] = {}  # noqa: RUF012
+    """Accuracy of the nearest neighbour and of the vote by encoder; empty without labels."""
 
 
 class Lead(NamedTuple):
@@ -123,7 +142,7 @@ def conclude(training: Training, backbone: str | None) -> dict[str, Any]:
         start = copy.deepcopy(trunk)
         start.load_state_dict(read_safetensors(run.start_file)[0])
         run.write_encoder(start, training.config, backbone)
-    if is_main():
+    if is_main() and training.config.recipe != "photos":
         verdict["mixing"] = mixing_advice(training.config, run.metrics())
     run.write_result("verdict", verdict)
     return verdict
@@ -136,17 +155,24 @@ def judge(training: Training) -> dict[str, Any]:
         return no_verdict(config)
     encoders = encoders_of(training)
     number = sample_size(encoders, config.data)
-    images = choose_images(training.images, training.knn_images, number, config.train.seed)
+    finest = data_name(config.data) == "folder"
+    images = choose_images(
+        training.images, training.knn_images, number, config.train.seed, finest=finest
+    )
     scores = measure(training, encoders, images)
     leads = compare(scores)
     keep = "start" if "start" in leads and leads["start"].worse else "encoder"
-    better = all(lead.better for lead in leads.values())
+    ahead = all(lead.better for lead in leads.values())
     return {
-        "text": tell(scores, leads, labelled=images.labelled, keep=keep),
-        "better": better,
-        "next": [] if better else advise(config, leads, len(training.images), training.run),
+        "text": tell(scores, leads, classes=images.classes, keep=keep),
+        "better": (None if ahead else False) if not images.labelled else ahead,
+        "next": [] if ahead else advise(config, leads, len(training.images), training.run),
         "measure": "knn" if images.labelled else "views",
-        "scores": {name: _score(values) for name, values in scores.each.items()},
+        "classes": images.classes,
+        "scores": {
+            name: _score(values) | scores.parts.get(name, {})
+            for name, values in scores.each.items()
+        },
         "differences": {name: lead._asdict() for name, lead in leads.items()},
         "kept": keep,
         "images": len(scores.each["encoder"]),
@@ -217,15 +243,56 @@ def sample_size(encoders: dict[str, nn.Module], data: DataConfig) -> int:
 
 
 def choose_images(
-    images: ImageSet, labelled: KnnImages | None, number: int, seed: int
+    images: ImageSet, labelled: KnnImages | None, number: int, seed: int, *, finest: bool = False
 ) -> VerdictImages:
-    """Return a sample of the images: labelled ones, if the labels say anything."""
+    """Return a sample of the images: labelled ones, if the labels say anything.
+
+    Args:
+        images: all training images.
+        labelled: those of a known class, and test images if there are any.
+        number: most images of the sample.
+        seed: decides which images are taken.
+        finest: whether folders inside the class folders are classes of their own.
+    """
+    folders = _by_folder(images, labelled) if finest else None
+    labelled, kind = (folders, "folders") if folders else (labelled, "classes")
     if labelled is None or not _says_anything(labelled.bank):
         return VerdictImages(images.subset(number // 2, seed), None, False)
-    if labelled.test is None:
-        return VerdictImages(labelled.bank.subset(number, seed), None, True)
-    test = labelled.test.subset(max(1, int(TESTED * number)), 0)
-    return VerdictImages(labelled.bank.subset(number - len(test), seed), test, True)
+    test = labelled.test
+    if test is not None:
+        test = test.subset(max(1, int(TESTED * number)), 0)
+    bank = labelled.bank.subset(number - (0 if test is None else len(test)), seed)
+    assert labelled.bank.labels is not None
+    return VerdictImages(bank, test, True, f"{len(labelled.bank.labels.unique())} {kind}")
+
+
+def _by_folder(images: ImageSet, labelled: KnnImages | None) -> KnnImages | None:
+    """Return the images with their finest folders as classes, if most are in folders of several."""
+    names = _folders(images)
+    counts = Counter(names)
+    kept = sorted(name for name, count in counts.items() if count >= IN_A_FOLDER)
+    if len(kept) < 2 or 2 * sum(counts[name] for name in kept) < len(images):
+        return None
+    number = {name: i for i, name in enumerate(kept)}
+    bank = _relabelled(images, names, number)
+    if labelled is None or labelled.test is None:
+        return KnnImages(bank, None)
+    names = _folders(labelled.test)
+    if not number.keys() & set(names):
+        return None
+    return KnnImages(bank, _relabelled(labelled.test, names, number))
+
+
+def _folders(images: ImageSet) -> list[str]:
+    """Return the folder of every image, relative to the one that holds them all."""
+    folders = [os.path.dirname(file) for file in images.files or ()]
+    root = os.path.commonpath(folders) if folders else ""
+    return [os.path.relpath(folder, root) for folder in folders]
+
+
+def _relabelled(images: ImageSet, names: list[str], number: dict[str, int]) -> ImageSet:
+    labels = torch.tensor([number.get(name, UNKNOWN) for name in names])
+    return replace(images, labels=labels, classes=tuple(map(printable, number))).labelled()
 
 
 def _says_anything(images: ImageSet) -> bool:
@@ -275,28 +342,58 @@ def compare_by_labels(
     compute: Compute,
     between: Between,
 ) -> Scores:
-    """Score 1 where the neighbours' vote is the image's class, else 0."""
+    """Score 1/2 if the nearest neighbour has the image's class, 1/2 if the vote of k gives it."""
     together = SideBySide(encoders)
     encode = partial(extract, compute=compute, title="verdict", between=between)
     bank = asked = encode(together, images.bank, data)
     if images.test is not None:
         asked = encode(together, images.test, data)
+    alone = images.test is None
     k = max(1, min(VOTING, len(bank.labels) // 10))
-    bank_features = together.separate(bank.features)
     asked_features = together.separate(asked.features)
-    right = {}
-    for name in encoders:
-        votes = knn_votes(
-            bank_features[name],
-            bank.labels,
-            asked_features[name],
-            asked.labels,
-            k=k,
-            leave_one_out=images.test is None,
-        )
-        right[name] = (votes.argmax(dim=1).cpu() == asked.labels.cpu()).float()
+    features = {
+        name: _centred(each, asked_features[name])
+        for name, each in together.separate(bank.features).items()
+    }
+    copies = near_copies(*features["pixels"], leave_one_out=alone)
+    each, parts = {}, {}
+    for name, (ours, theirs) in features.items():
+        places = _nearest(ours, theirs, k + COPIES, leave_one_out=alone)
+        labels = bank.labels[without(places, copies, k)]
+        right = labels == asked.labels[:, None]
+        nearest, vote = right[:, 0].float(), (plain_vote(labels) == asked.labels).float()
+        each[name] = ((nearest + vote) / 2).cpu()
+        parts[name] = {"nearest": float(nearest.mean()), "vote": float(vote.mean())}
     frequency = bank.labels.bincount().max() / len(bank.labels)
-    return Scores(right, k, len(bank.labels), float(frequency))
+    return Scores(each, k, len(bank.labels), float(frequency), parts)
+
+
+def _centred(bank: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
+    mean = bank.mean(dim=0)
+    return bank - mean, asked - mean
+
+
+def near_copies(
+    bank: Float[Tensor, "n pixels"], asked: Float[Tensor, "m pixels"], *, leave_one_out: bool
+) -> Int[Tensor, "m copies"]:
+    """Return the places of each image's near-copies in the bank by their pixels; -1 for none."""
+    parts = neighbours(bank, asked, COPIES, device=bank.device, leave_one_out=leave_one_out)
+    return torch.cat([part.places.where(part.similarity > NEAR_COPY, -1) for part in parts])
+
+
+def without(
+    places: Int[Tensor, "m near"], copies: Int[Tensor, "m copies"], k: int
+) -> Int[Tensor, "m k"]:
+    """Return the first k places of each row that are no near-copies, in their order."""
+    copied = (places[:, :, None] == copies[:, None, :]).any(dim=2)
+    order = copied.int().argsort(dim=1, stable=True)
+    return places.gather(1, order)[:, :k]
+
+
+def plain_vote(labels: Int[Tensor, "m k"]) -> Int[Tensor, " m"]:
+    """Return the most frequent class of each row; of equally frequent ones the first to occur."""
+    count = (labels[:, :, None] == labels[:, None, :]).sum(dim=2)
+    return labels.gather(1, count.argmax(dim=1, keepdim=True))[:, 0]
 
 
 @torch.no_grad()
@@ -322,12 +419,14 @@ def shared_neighbours(
     first: Float[Tensor, "n dim"], second: Float[Tensor, "n dim"], k: int
 ) -> Float[Tensor, " n"]:
     """Return the share of every row's k nearest other rows on which both features agree."""
-    one, other = (_nearest(features, k) for features in (first, second))
+    one, other = (_nearest(each, each, k, leave_one_out=True) for each in (first, second))
     return (one[:, :, None] == other[:, None, :]).any(dim=2).float().mean(dim=1)
 
 
-def _nearest(features: Float[Tensor, "n dim"], k: int) -> Int[Tensor, "n k"]:
-    parts = neighbours(features, features, k, device=features.device, leave_one_out=True)
+def _nearest(
+    bank: Float[Tensor, "n dim"], asked: Float[Tensor, "m dim"], k: int, *, leave_one_out: bool
+) -> Int[Tensor, "m k"]:
+    parts = neighbours(bank, asked, k, device=bank.device, leave_one_out=leave_one_out)
     return torch.cat([part.places for part in parts])
 
 
@@ -404,15 +503,17 @@ def _score(values: Tensor) -> dict[str, float]:
 # The sentences
 
 
-def tell(scores: Scores, leads: dict[str, Lead], *, labelled: bool, keep: str) -> str:
+def tell(scores: Scores, leads: dict[str, Lead], *, classes: str, keep: str) -> str:
     """Return the verdict as one sentence, and a second one if the encoder was not kept."""
     own = scores.each["encoder"]
     error = f"{2 * float(own.std()) / len(own) ** 0.5:.1%}" if len(own) > 1 else "100%"
     ranked = sorted(leads, key=lambda name: leads[name].difference)
-    template = messages.BY_LABELS if labelled else messages.BY_VIEWS
+    cannot_tell = not classes and all(lead.better for lead in leads.values())
+    template = messages.BY_LABELS if classes else messages.BY_VIEWS
     text = template.format(
-        judgement=_judgement(leads),
+        judgement=messages.CANNOT_TELL if cannot_tell else _judgement(leads),
         k=scores.k,
+        classes=classes,
         score=_percent(own),
         error=error,
         images=len(own),
@@ -432,7 +533,9 @@ def _judgement(leads: dict[str, Lead]) -> str:
         return messages.WORSE_AND_EVEN.format(worse=_listed(worse), even=_listed(even))
     if worse:
         return messages.WORSE.format(worse=_listed(worse))
-    return messages.EVEN.format(even=_listed(even)) if even else messages.BETTER
+    if even:
+        return messages.EVEN.format(even=_listed(even))
+    return messages.BETTER if "start" in leads else messages.BETTER_THAN_SIMPLE
 
 
 def _listed(names: list[str]) -> str:
@@ -456,7 +559,10 @@ def advise(config: PretrainConfig, leads: dict[str, Lead], images: int, run: Run
     longer = messages.LONGER.format(
         command=messages.resume_command(run), epochs=2 * config.train.last_epoch
     )
+    enough = config.train.last_epoch >= MOST_EPOCHS
     if config.model.init is not None:
-        return [*advice, messages.LOWER_TRUNK_LR.format(lower=config.trunk_lr / 10), longer]
-    cures = [messages.FROM_WEIGHTS, longer]
-    return [*advice, *(cures if images < FEW else reversed(cures))]
+        cures = [messages.LOWER_TRUNK_LR.format(lower=config.trunk_lr / 10)]
+        return [*advice, *cures, *([] if enough else [longer])]
+    if enough:
+        return [messages.FROM_WEIGHTS, *advice]
+    return [messages.FROM_WEIGHTS, *advice, longer] if images < FEW else [*advice, longer]
