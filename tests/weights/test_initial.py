@@ -64,6 +64,20 @@ def test_the_trunk_learns_at_a_tenth_of_the_rate_unless_told(trained, tmp_path):
     assert len(training.optimizer.param_groups) == 1
 
 
+@pytest.mark.parametrize("statistics", ["auto", "moving"])
+def test_the_statistics_of_the_weights_stay_unless_told(statistics, trained, tmp_path):
+    first, start = trained
+    model = {"init": str(first.path), "statistics": statistics}
+    run = pretrain(ranks.tiny(model=model, train={"verdict": False}), tmp_path / "run")
+    end = load_file(run.encoder_file)
+    means = [name for name in start if name.endswith("running_mean")]
+    assert means
+    weights = [name for name in start if name.endswith("weight")]
+    assert not all(torch.equal(start[name], end[name]) for name in weights)
+    frozen = [torch.equal(start[name], end[name]) for name in means]
+    assert all(frozen) if statistics == "auto" else not any(frozen)
+
+
 def test_a_resumed_run_does_not_need_the_file_again(trained, tmp_path):
     run, weights = trained
     file = tmp_path / "copy.safetensors"

@@ -37,6 +37,22 @@ def batch_norms(module: nn.Module) -> list[_BatchNorm]:
     return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
 
 
+def freeze_statistics(module: nn.Module) -> None:
+    """Make every batch norm in `module` use its running statistics for good, in training too.
+
+    With statistics that move, good weights lose more than a short training improves: the variances
+    of new images, augmented ones at that, replace those that the weights were trained with.
+    """
+    for norm in batch_norms(module):
+        norm.eval()
+        norm.train = partial(_stay, norm)  # type: ignore[method-assign]
+
+
+def _stay(norm: _BatchNorm, mode: bool = True) -> _BatchNorm:  # noqa: ARG001
+    """Take the place of `train`, which every `module.train()` around a layer calls."""
+    return norm
+
+
 def _normalise_groups(norm: _BatchNorm, splits: int, batch: Tensor) -> Tensor:
     """Run the layer's own forward on each group, which also works for subclasses such as timm's.
 

@@ -32,6 +32,7 @@ from hardmix.settings.named_choices import (
     RunWeights,
     Schedule,
     Shuffle,
+    Statistics,
     StrategyName,
 )
 
@@ -136,6 +137,11 @@ class ModelConfig:
     key_bn_splits: int = setting(4, name="key batch-norm groups")
     """Groups of the key encoder's batch normalisation on one process, in place of shuffled batch
     norm over as many GPUs. With 1, the batch statistics give the answer away."""
+
+    statistics: Statistics = setting("auto", later=True, name="batch-norm statistics")
+    """Means and variances of the trunk's batch norm: moving with the batches, or frozen as the
+    weights of model.init have them. auto: frozen with model.init. Moving ones drift away from good
+    weights faster than training improves these."""
 
     def __post_init__(self) -> None:
         check_choices(self, "model")
@@ -451,6 +457,12 @@ class PretrainConfig:
         if self.optimizer.trunk_lr is not None:
             return self.optimizer.trunk_lr
         return TRUNK_LR if self.model.init is not None else 1.0
+
+    @property
+    def freezes_statistics(self) -> bool:
+        """Whether the trunk's batch norm keeps the statistics that it starts with."""
+        chosen = self.model.statistics
+        return chosen == "frozen" or (chosen == "auto" and self.model.init is not None)
 
     def _check_options(self) -> None:
         kind = METHOD_FACTS[self.method].options

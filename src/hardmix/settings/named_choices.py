@@ -106,6 +106,7 @@ Schedule = Literal["cosine", "step"]
 TRUNK_LR = 0.1
 """Factor on the learning rate of a trunk that starts from pre-trained weights; our choice."""
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Statistics = Literal["auto", "moving", "frozen"]
 OnNan = Literal["stop", "skip"]
 Compiled = Literal["no", "encoders", "all"]
 """Parts that torch.compile compiles: none, the encoders, or the encoders and the loss."""

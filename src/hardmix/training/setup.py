@@ -12,6 +12,7 @@ from hardmix.data.own_views import Pipeline
 from hardmix.errors import InputError
 from hardmix.evaluation.knn import open_knn_images
 from hardmix.methods.base import Materials, OwnMixing, build_method, method_class
+from hardmix.models.batch_norm import freeze_statistics
 from hardmix.models.encoders import UNSPLIT_WARNING
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import warn
@@ -70,6 +71,10 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
     method = build_method(config, materials)
     method.adopt(imported_parts(config, run))
     method.to(compute.device).to(memory_format=torch.channels_last).train()
+    if config.freezes_statistics:
+        for part in list(method.modules()):
+            if isinstance(trunk := getattr(part, "trunk", None), nn.Module):
+                freeze_statistics(trunk)
     if config.train.compile != "no":
         method.compile_parts(also_loss=config.train.compile == "all")
     meet()  # a process that could not build its method is noticed before the others wait on GPUs
