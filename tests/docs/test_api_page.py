@@ -1,4 +1,4 @@
-"""The reference, docs/api.md, is written out of the source, and whole."""
+"""The reference, docs/api.md, is generated from the source, and complete."""
 
 import inspect
 import re
@@ -42,7 +42,7 @@ def first_cells(text: str) -> list[str]:
 
 
 def options(text: str) -> set[str]:
-    """The options in a section's table, and those of the groups that it links to."""
+    """Return the options in a section's table, and those of the groups that it links to."""
     found = set(re.findall(r"`(--[\w.-]*\w)`", " ".join(first_cells(text))))
     for group, about in re.findall(r"^\| \[`--(\w+)\.\*`\](.*)$", text, re.M):
         without = set(re.findall(r"`(--[\w.-]*\w)`", about.partition("Without ")[2]))
@@ -52,7 +52,7 @@ def options(text: str) -> set[str]:
 
 
 def anchors(document: Path) -> list[str]:
-    """GitHub's names for the headings of a document."""
+    """Return GitHub's names for the headings of a document."""
     text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.M | re.S)
     titles = re.findall(r"^#+ (.*)$", text, re.M)
     return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
