@@ -20,7 +20,7 @@ from hardmix.commands.argv import data_of_run, scan
 from hardmix.data.imagenet100 import SYNSETS
 from hardmix.errors import InputError
 from hardmix.evaluation import finetune, linear
-from hardmix.evaluation.evaluated_run import _num_classes, open_evaluated_run
+from hardmix.evaluation.evaluated_run import EvaluatedRun, _num_classes, open_evaluated_run
 from hardmix.evaluation.finetune import balanced_subset
 from hardmix.models.backbones import build_backbone
 from hardmix.runs.folder import OWN_TRUNK, Run
@@ -151,6 +151,12 @@ def test_linear_trains_on_every_image_in_every_epoch(run, monkeypatch):
     assert sizes == [100, 100, 40] * 2  # official MoCo's loader drops none either
     mean = sum(size * loss for size, loss in zip(sizes[3:], losses[3:], strict=True)) / 240
     assert found["curve"][1]["loss"] == pytest.approx(mean)
+
+
+def test_linear_checks_its_batches_before_it_extracts_anything(run, monkeypatch):
+    monkeypatch.setattr(EvaluatedRun, "features", None)
+    with pytest.raises(InputError, match=r"linear\.batch_size=300 exceeds the 240 training images"):
+        linear.measure(run.path, LinearOptions(preset="imagenet100", batch_size=300))
 
 
 def test_linear_notices_a_trunk_that_changes(run, monkeypatch):

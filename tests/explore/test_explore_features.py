@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
 from hardmix import explore
 from hardmix.errors import InputError
@@ -151,7 +151,7 @@ def test_the_one_that_is_different_stands_out():
     assert explore.outliers(rows).indices.tolist() == [60]
 
 
-@few
+@settings(few, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(rows=features(4), k=st.integers(1, 6), data=st.data())
 def test_mislabelled_counts_votes_of_the_nearest_labelled(rows, k, data):
     labels = np.array(

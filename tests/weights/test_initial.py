@@ -155,9 +155,13 @@ def test_pretraining_goes_on_from_an_imported_moco_checkpoint(tmp_path):
     config = dataclasses.replace(config, data=data, train=train)
     training = prepare(config, run, Own(), StopRequest())
     pair, saved = training.method.pair, query.state_dict()
-    for encoder in (pair.query, pair.key):
-        assert torch.equal(encoder.trunk.conv1.weight, saved["conv1.weight"])
-        assert torch.equal(encoder.head[0].weight, saved["fc.0.weight"])
+    written = torch.load(tmp_path / "moco.pth", weights_only=True)["state_dict"]
+    keys = {name.removeprefix("module.encoder_k."): each for name, each in written.items()}
+    for encoder, state in ((pair.query, saved), (pair.key, keys)):
+        assert torch.equal(encoder.trunk.conv1.weight, state["conv1.weight"])
+        assert torch.equal(encoder.trunk.bn1.running_mean, state["bn1.running_mean"])
+        assert torch.equal(encoder.head[0].weight, state["fc.0.weight"])
+    assert not torch.equal(saved["conv1.weight"], keys["conv1.weight"])
     kept = load_file(run.path / "imported.safetensors")["queue"]
     assert torch.allclose(
         training.method.memory.keys, torch.nn.functional.normalize(kept, dim=1), atol=1e-6

@@ -146,7 +146,12 @@ def _saved_config(line: CommandLine) -> PretrainConfig | None:
     from hardmix.runs.folder import Run
 
     run = Run(out)
-    return run.config() if run.resumes("auto" if resume == "auto" else True) else None
+    if not run.resumes("auto" if resume == "auto" else True):
+        return None
+    config, given = run.config(), line.options
+    if "train.epochs" in given and "train.stop_epoch" not in given:  # what stopped it is lifted
+        config = replace(config, train=replace(config.train, stop_epoch=None))
+    return config
 
 
 def _of_recipe(named: str | None, saved: PretrainConfig) -> PretrainConfig:

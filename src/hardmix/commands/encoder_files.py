@@ -7,7 +7,15 @@ from typing import Annotated
 import tyro
 
 from hardmix.commands import argv
-from hardmix.commands.options import Help, RunFolder, data_field, data_of, make_options, parse
+from hardmix.commands.options import (
+    Checkpoint,
+    Help,
+    RunFolder,
+    data_field,
+    data_of,
+    make_options,
+    parse,
+)
 
 
 def features(arguments: list[str]) -> None:
@@ -18,11 +26,16 @@ def features(arguments: list[str]) -> None:
     out = Help(
         help="File to write: .csv, or .safetensors or .npy with the images' names in a .names.txt."
     )
-    fields = [("run", RunFolder), ("out", Annotated[Path, out]), data_field(own, line)]
+    fields = [
+        ("run", RunFolder),
+        ("out", Annotated[Path, out]),
+        ("checkpoint", Checkpoint, field(default=None)),
+        data_field(own, line),
+    ]
     options = parse(make_options("Features", about, fields), "features", arguments)
     from hardmix.evaluation.features import write_features
 
-    write_features(options.run, data_of(options.data, own), options.out)
+    write_features(options.run, data_of(options.data, own), options.out, options.checkpoint)
 
 
 def neighbours(arguments: list[str]) -> None:
@@ -58,6 +71,7 @@ class Export:
     out: Annotated[
         Path, Help(help="File to write; detectron2's configs are written to the same folder.")
     ]
+    checkpoint: Checkpoint = None
     with_preprocessing: Annotated[
         bool,
         Help(help="onnx only: take uint8 images of any size and preprocess them in the graph."),
@@ -74,6 +88,7 @@ def export(arguments: list[str]) -> None:
         options.format,
         options.out,
         with_preprocessing=options.with_preprocessing,
+        checkpoint=options.checkpoint,
     )
 
 

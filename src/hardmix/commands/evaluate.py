@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from hardmix.commands import argv
 from hardmix.commands.options import (
+    Checkpoint,
     Help,
     RunFolder,
     data_field,
@@ -87,6 +88,7 @@ class Detect:
         DetectionSchedule | None, Help(help="Unset: 24k for voc, 1x for coco. short is for CPUs.")
     ] = None
     trials: Annotated[int | None, Help(help="Detectors to train, each with its own seed.")] = None
+    checkpoint: Checkpoint = None
     start: Annotated[
         DetectionStart,
         Help(name="from", help="Initial weights: the run's encoder, or a baseline of the paper."),
@@ -137,4 +139,5 @@ def detect(arguments: list[str]) -> None:
     config = replace(config, workers=options.data.workers, **given)
     from hardmix.evaluation.detection.detect import evaluate
 
-    evaluate(options.run, config, options.data.root, weights=options.weights, out=options.out)
+    where = options.run, config, options.data.root
+    evaluate(*where, weights=options.weights, out=options.out, checkpoint=options.checkpoint)

@@ -22,6 +22,10 @@ from hardmix.settings.methods import METHOD_FACTS
 
 Help = tyro.conf.arg
 RunFolder = Annotated[tyro.conf.Positional[Path], Help(metavar="RUN", help="Folder of the run.")]
+Checkpoint = Annotated[
+    str | None,
+    Help(help="A checkpoint instead of the encoder: its step (step-00000012) or epoch."),
+]
 Parsed = TypeVar("Parsed")
 Shown = Callable[[str], bool]
 """Tells whether the help shows a setting, given by its dotted name."""

@@ -16,6 +16,7 @@ from hardmix.evaluation.accuracy import Accuracy
 from hardmix.evaluation.baselines import baseline_trunk
 from hardmix.evaluation.features import Features, extract
 from hardmix.evaluation.trained_encoder import TrainedEncoder, check_channels, load_encoder
+from hardmix.runs.checkpoints import step_named
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import say, table
 from hardmix.runtime.device import Compute, choose_compute
@@ -46,6 +47,8 @@ class EvaluatedRun(NamedTuple):
     """Number of classes, which is the same in both."""
     started: float
     """When the evaluation started, by `time.monotonic`."""
+    checkpoint: str | None = None
+    """The checkpoint whose encoder it is; None: the run's encoder."""
 
     def features(
         self, trunk: nn.Module, images: ImageSet, title: str, *, gathered: bool = True
@@ -71,7 +74,12 @@ class EvaluatedRun(NamedTuple):
     def conclude(
         self, name: str, result: dict[str, Any], title: str, rows: dict[str, Accuracy]
     ) -> dict[str, Any]:
-        """Show a table, write RUN/results/NAME.json, and return what was written."""
+        """Show a table, write RUN/results/NAME.json, and return what was written.
+
+        The name of a checkpoint's result ends with its step.
+        """
+        if self.checkpoint is not None:
+            name, result = f"{name}-{self.checkpoint}", result | {"checkpoint": self.checkpoint}
         result |= {"data": self.train.name, "seconds": time.monotonic() - self.started}
         shown = [[row, f"{each.top1:.4f}", f"{each.top5:.4f}"] for row, each in rows.items()]
         table(title, ["", "top 1", "top 5"], shown)  # before writing: the disk may be full
@@ -81,13 +89,16 @@ class EvaluatedRun(NamedTuple):
 
 
 def open_evaluated_run(
-    path: Path, data: DataConfig | None = None, precision: EvaluationPrecision = "fp32"
+    path: Path,
+    data: DataConfig | None = None,
+    precision: EvaluationPrecision = "fp32",
+    checkpoint: str | None = None,
 ) -> EvaluatedRun:
     """Open a run for evaluation on its own data or on other data, after checking everything."""
     started, run = time.monotonic(), Run.open(path)
     config = run.config()
     data = data or config.data
-    encoder = load_encoder(path, or_checkpoint=True)
+    encoder = load_encoder(path, or_checkpoint=True, checkpoint=checkpoint)
     check_channels(encoder, data, path)
     train = open_images(data, "train", config.train.seed).labelled()
     if has_test(data):
@@ -98,7 +109,8 @@ def open_evaluated_run(
     num_classes = _num_classes(train, test)
     compute = choose_compute(config.train.device, precision)
     encoder.to(compute.device).to(memory_format=torch.channels_last)
-    return EvaluatedRun(run, encoder, data, compute, train, test, num_classes, started)
+    step = None if checkpoint is None else step_named(run.checkpoints, checkpoint)
+    return EvaluatedRun(run, encoder, data, compute, train, test, num_classes, started, step)
 
 
 def hold_out(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet]:

@@ -143,18 +143,22 @@ def _share_of(images: ImageSet, batch_size: int) -> tuple[int, ImageSet, int]:
     return first, share, rounds
 
 
-def write_features(run: Path, data: DataConfig, out: Path) -> list[Path]:
+def write_features(
+    run: Path, data: DataConfig, out: Path, checkpoint: str | None = None
+) -> list[Path]:
     """Write the features of every image; return the files written.
 
     The suffix of `out` sets the format: .csv (name, label, class, and a column for each feature),
     .npy (features), or .safetensors (features and labels, with the classes' names in its metadata).
     With the latter two, the images' names are written to a .names.txt of the same name.
+    `checkpoint` names one of the run's checkpoints, by its step or epoch.
     """
     if out.suffix not in FORMATS:
         raise InputError(f"out={out} must end in one of {', '.join(FORMATS)}.")
     if out.exists():
         raise InputError(f"out={out} already exists: choose another name, or delete it.")
-    features, images = features_of(run, data)
+    encoder = load_encoder(run, or_checkpoint=True, checkpoint=checkpoint)
+    features, images = features_of(run, data, encoder)
     names = [images.name_of(number) for number in features.ids.tolist()]
     out.parent.mkdir(parents=True, exist_ok=True)
     written = [out]

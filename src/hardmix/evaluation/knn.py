@@ -34,7 +34,7 @@ KNN_IMAGES = 10_000
 
 def measure(path: Path, options: KnnOptions, data: DataConfig | None = None) -> dict[str, Any]:
     """Measure the k-NN accuracy of a run and write it to RUN/results/knn.json."""
-    evaluated = open_evaluated_run(path, data, options.precision)
+    evaluated = open_evaluated_run(path, data, options.precision, options.checkpoint)
     trunks: dict[str, nn.Module] = {"encoder": evaluated.encoder}
     trunks |= {name: evaluated.baseline(name) for name in options.baseline}
     k = options.k or usual_k(len(evaluated.train), evaluated.num_classes)

@@ -61,7 +61,7 @@ SMALL = 100_000
 
 def measure(path: Path, options: LinearOptions, data: DataConfig | None = None) -> dict[str, Any]:
     """Evaluate by the protocol of the options; by default, small data sets are cached."""
-    evaluated = open_evaluated_run(path, data, options.precision)
+    evaluated = open_evaluated_run(path, data, options.precision, options.checkpoint)
     cached = options.cached
     if cached is None:
         named = options.preset is not None or bool(options.changes)
@@ -119,6 +119,7 @@ def cached_protocol(solver: ProbeSolver) -> str:
 def measure_on_crops(evaluated: EvaluatedRun, options: LinearOptions) -> dict[str, Any]:
     """Run the paper's protocol; writes RUN/results/linear.json, led by the last epoch's result."""
     config, protocol = _protocol(evaluated, options)
+    check_batch(config, len(evaluated.train))  # before the minutes of the features
     before = weights_hash(evaluated.encoder)
     test = evaluated.features(evaluated.encoder, evaluated.test, "test features")
     training = train_classifier(evaluated, config, test, before)
@@ -196,10 +197,8 @@ def train_classifier(
     return training
 
 
-def _start(
-    evaluated: EvaluatedRun, config: LinearConfig, width: int, trunk_hash: str
-) -> ClassifierTraining:
-    number = len(evaluated.train)
+def check_batch(config: LinearConfig, number: int) -> None:
+    """Raise InputError unless the images fill a batch and the processes can share it."""
     if config.batch_size > number:
         raise InputError(
             f"linear.batch_size={config.batch_size} exceeds the {number} training"
@@ -210,6 +209,12 @@ def _start(
             f"linear.batch_size={config.batch_size} is not divisible by the {world_size()}"
             f" processes, which share a batch: choose a multiple of {world_size()}."
         )
+
+
+def _start(
+    evaluated: EvaluatedRun, config: LinearConfig, width: int, trunk_hash: str
+) -> ClassifierTraining:
+    number = len(evaluated.train)
     device = evaluated.compute.device
     classifier = new_classifier(width, evaluated.num_classes, config.seed).to(device)
     data = single_view(evaluated.data, config.min_scale)

@@ -15,12 +15,13 @@ from hardmix.data.image_files import convert_image
 from hardmix.data.video_frames import read_image_or_frame
 from hardmix.errors import InputError
 from hardmix.models.backbones import build_backbone
-from hardmix.runs.checkpoints import Checkpoint, load_newest
+from hardmix.runs.checkpoints import Checkpoint, load_named, load_newest
 from hardmix.runs.folder import ENCODER_FORMAT, OWN_TRUNK, Run
 from hardmix.runs.weight_files import read_safetensors
 from hardmix.runtime.console import say
 from hardmix.runtime.own_code import allowing, check_allowed, is_own
 from hardmix.settings.config import DataConfig
+from hardmix.settings.small_html import facts_html
 
 MOST_CHANNELS, MOST_PIXELS = 16, 4096
 """Most channels, and largest side, of the images that an encoder may be for."""
@@ -41,6 +42,21 @@ class TrainedEncoder(nn.Module):
         features: Tensor = self.trunk(images)
         return features
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self._facts().values())})"
+
+    def _repr_html_(self) -> str:
+        return facts_html(type(self).__name__, self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        """Return what it is in a few words; `encoder.trunk` shows every layer."""
+        number = sum(each.numel() for each in self.trunk.parameters())
+        return {
+            "backbone": self.backbone,
+            "images": f"{self.channels} x {self.image_size} x {self.image_size}",
+            "parameters": f"{number / 1e6:.2f} M parameters",
+        }
+
     def preprocess(
         self, image: str | Path | Image.Image | UInt8[Tensor, "channels y x"]
     ) -> Float[Tensor, "channels size size"]:
@@ -60,19 +76,23 @@ def load_encoder(
     backbone: str | Callable[..., nn.Module] | None = None,
     device: str = "cpu",
     or_checkpoint: bool = False,
+    checkpoint: str | None = None,
 ) -> TrainedEncoder:
     """Load the encoder of a run, or of its encoder.safetensors, in evaluation mode.
 
     A run that was trained with your own network needs that network again: as `trunk`, or as
     `backbone`, the function that makes it or the function's name, "mypackage:make_net". A name in
     the file itself is not used, since a file may come from anyone. With `or_checkpoint`, the
-    encoder of an unfinished run is loaded from its last checkpoint.
+    encoder of an unfinished run is loaded from its last checkpoint. `checkpoint` names one of the
+    run's checkpoints instead of its encoder, by its step ("step-00000012") or epoch ("100").
     """
     file = Path(run_or_file)
     if file.is_dir():
         file = Run.open(file).encoder_file
-    if Path(run_or_file).is_dir() and not file.exists():
-        facts, weights = _read_checkpoint(Run(run_or_file), or_checkpoint)
+    if checkpoint is not None and not Path(run_or_file).is_dir():
+        raise InputError(f"checkpoint={checkpoint} with {run_or_file}: name the folder of a run.")
+    if checkpoint is not None or (Path(run_or_file).is_dir() and not file.exists()):
+        facts, weights = _read_checkpoint(Run(run_or_file), or_checkpoint, checkpoint)
     else:
         facts, weights = _read_encoder(file)
     channels, image_size = _sizes(facts, file)
@@ -113,6 +133,13 @@ def _check_named(backbone: str, file: Path) -> None:
 
 def _read_encoder(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     weights, facts, _ = read_safetensors(file)
+    run = Run(file.parent.parent)
+    if file.parent == run.checkpoints and run.exists:
+        step = "-".join(file.stem.split("-")[:2])
+        raise InputError(
+            f"{file} is a checkpoint of a run: give the run's folder,"
+            f" {shlex.quote(str(run.path))} --checkpoint {step}."
+        )
     if facts.get("format") != ENCODER_FORMAT:
         raise InputError(
             f"{file} is not a hardmix encoder: hardmix import {shlex.quote(str(file))} --out RUN"
@@ -121,9 +148,16 @@ def _read_encoder(file: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     return facts, weights
 
 
-def _read_checkpoint(run: Run, allowed: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return the trunk's weights in the newest intact checkpoint, without changing the folder."""
-    checkpoint = load_newest(run.checkpoints, set_aside=False) if allowed else None
+def _read_checkpoint(
+    run: Run, allowed: bool, name: str | None
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return the trunk's weights in the checkpoint named, or else in the newest intact one.
+
+    The folder is not changed.
+    """
+    checkpoint = load_newest(run.checkpoints, set_aside=False) if allowed and not name else None
+    if name is not None:
+        checkpoint = load_named(run.checkpoints, name)
     if checkpoint is None:
         raise InputError(
             f"{run.path} has no encoder.safetensors{' and no checkpoint' if allowed else ''}: it is"
@@ -136,7 +170,11 @@ def _read_checkpoint(run: Run, allowed: bool) -> tuple[dict[str, str], dict[str,
         for name, tensor in checkpoint.tensors.items()
         if name.startswith(prefix)
     }
-    say(f"{run.path} is unfinished: using its encoder after step {checkpoint.manifest['step']}.")
+    step = checkpoint.manifest["step"]
+    if name is None:
+        say(f"{run.path} is unfinished: using its encoder after step {step}.")
+    else:
+        say(f"Using the encoder of {run.path} after step {step}.")
     facts = {"backbone": config.model.backbone, "channels": str(config.data.channels)}
     return facts | {"image_size": str(config.data.image_size)}, weights
 

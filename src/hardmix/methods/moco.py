@@ -172,10 +172,12 @@ class Moco(Method):
 
     @torch.no_grad()
     def adopt(self, parts: dict[str, Tensor]) -> None:
-        """Load head and queue of a MoCo checkpoint, if their shapes match."""
+        """Load head, key encoder and queue of a MoCo checkpoint, if their shapes match."""
         head = {k.removeprefix("head."): v for k, v in parts.items() if k.startswith("head.")}
         for encoder in (self.pair.query, self.pair.key) if head else ():
             encoder.head.load_state_dict(head)
+        key = {k.removeprefix("key."): v for k, v in parts.items() if k.startswith("key.")}
+        self.pair.key.load_state_dict(self.pair.key.state_dict() | key)
         if "queue" in parts and parts["queue"].shape == self.memory.keys.shape:
             self.memory.enqueue(parts["queue"])
 

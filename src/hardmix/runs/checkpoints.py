@@ -101,6 +101,33 @@ def load_newest(folder: Path, *, set_aside: bool = True) -> Checkpoint | None:
     return None
 
 
+def step_named(folder: Path, name: str) -> str:
+    """Return the name of a step's checkpoint, given that name or the number of an epoch."""
+    steps = {file.stem: _read(file) or {} for file in sorted(folder.glob("step-*.json"))}
+    ends = {
+        str(each.get("epoch")): step for step, each in steps.items() if not each.get("position")
+    }
+    step = ends.get(name, name)
+    if step not in steps:
+        known = ", ".join(f"{each} (epoch {epoch})" for epoch, each in ends.items()) or "none"
+        raise InputError(
+            f"checkpoint={name}: {folder} has no such checkpoint, but {known}. Name a step or the"
+            " number of an epoch; --train.keep-every keeps checkpoints for good."
+        )
+    return step
+
+
+def load_named(folder: Path, name: str) -> Checkpoint:
+    """Load a checkpoint by its step ("step-00000012") or by the epoch that it ends ("100")."""
+    file = folder / f"{step_named(folder, name)}.json"
+    manifest = _read(file) or {}
+    _check_format(file, manifest)
+    tensors = _tensors(folder, manifest) if _is_of(file, manifest) else None
+    if tensors is None:
+        raise InputError(f"checkpoint={name}: {file} does not match its checksums; use another.")
+    return Checkpoint(tensors, manifest, [])
+
+
 def load_to_resume(folder: Path) -> Checkpoint | None:
     """Load the newest intact checkpoint, and complete its save, which may have been killed."""
     found = load_newest(folder)

@@ -76,6 +76,16 @@ class Run:
         self._unwritten: list[tuple[Path, str]] = []
         self._place: tuple[int, int] | None = None
 
+    def __repr__(self) -> str:
+        from hardmix.runs.summary import run_in_words  # which reads runs, and so imports this file
+
+        return f"Run({str(self.path)!r}): {run_in_words(self)}"
+
+    def _repr_html_(self) -> str:
+        from hardmix.runs.summary import run_html
+
+        return run_html(self)
+
     @classmethod
     def create(cls, path: Path | str, config: PretrainConfig) -> "Run":
         """Create a run; raises InputError if the folder already contains one."""
@@ -85,7 +95,7 @@ class Run:
         run.resumes(False)
         try:
             run.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(run.config_file, to_json(config))
+            run.write_config(config)
         except OSError as error:
             raise InputError(f"out={run.path} cannot be written: {error.strerror}.") from error
         return run
@@ -127,6 +137,11 @@ class Run:
         config = read_config(self.config_file)
         root = root_near(config.data.root, self.path)
         return dataclasses.replace(config, data=dataclasses.replace(config.data, root=root))
+
+    def write_config(self, config: PretrainConfig) -> None:
+        """Write config.json: at the start, and when a resumed run changes what it may."""
+        if is_main():
+            write_atomically(self.config_file, to_json(config))
 
     def set_status(self, state: str, **facts: Any) -> None:
         """Write status.json: running, done, stopped or failed, and why.
@@ -224,15 +239,7 @@ class Run:
         `file` is another file to write it to.
         """
         file = file or self.encoder_file
-        weights = {k: v.detach().cpu().contiguous() for k, v in trunk.state_dict().items()}
-        facts = {
-            "backbone": backbone or config.model.backbone,
-            "channels": str(config.data.channels),
-            "image_size": str(config.data.image_size),
-            "method": config.method,
-            "format": ENCODER_FORMAT,
-        }
-        data = pack_safetensors(weights, facts)
+        data = pack_encoder(trunk, config, backbone)
         try:
             write_atomically(file, data)
         except OSError as error:
@@ -288,6 +295,19 @@ class Run:
             self._unwritten.pop(0)
 
 
+def pack_encoder(trunk: nn.Module, config: PretrainConfig, backbone: str | None = None) -> bytes:
+    """Return the content of an encoder.safetensors."""
+    weights = {k: v.detach().cpu().contiguous() for k, v in trunk.state_dict().items()}
+    facts = {
+        "backbone": backbone or config.model.backbone,
+        "channels": str(config.data.channels),
+        "image_size": str(config.data.image_size),
+        "method": config.method,
+        "format": ENCODER_FORMAT,
+    }
+    return pack_safetensors(weights, facts)
+
+
 def _overwrite(file: Path, data: bytes) -> None:
     """Overwrite a small file in place, which needs no further space."""
     with file.open("r+b", buffering=0) as out:
@@ -308,11 +328,10 @@ def versions() -> dict[str, str]:
 
 
 def check_resumable(path: Path, config: PretrainConfig) -> None:
-    """Raise InputError if settings that must not change differ; save those that may."""
+    """Raise InputError if settings that must not change differ."""
     run = Run.open(path)
     trained = run.config().recipe != "imported" or any(run.checkpoints.glob("step-*"))
     check_same_run(run.config(), config, None if trained else OF_THE_WEIGHTS)
-    write_atomically(run.config_file, to_json(config))
 
 
 def read_config(file: Path) -> PretrainConfig:

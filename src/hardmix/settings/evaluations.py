@@ -38,6 +38,9 @@ class KnnOptions:
     """Also score untrained baselines: raw pixels, the network with random weights, or a colour
     histogram."""
 
+    checkpoint: str | None = None
+    """A checkpoint of the run to evaluate instead of its encoder: its step, as step-00000012, or
+    its epoch. Unset: the trained encoder, or the newest checkpoint of an unfinished run."""
     precision: EvaluationPrecision = "fp32"
     """Number format of the encoder's forward passes."""
 
@@ -102,6 +105,9 @@ class LinearOptions:
     seed: int = 0
     """Seed of the classifier that is trained on crops."""
 
+    checkpoint: str | None = None
+    """A checkpoint of the run to evaluate instead of its encoder: its step, as step-00000012, or
+    its epoch. Unset: the trained encoder, or the newest checkpoint of an unfinished run."""
     precision: EvaluationPrecision = "fp32"
     """Number format of the encoder's forward passes."""
 

@@ -84,6 +84,9 @@ MIXING = (
 )
 EFFECT = "{mean:+.2f} ({low:+.2f} to {high:+.2f})"
 
+RESEARCH = ("imagenet100", "imagenet1k")
+"""Recipes after which a researcher evaluates, rather than looks."""
+
 # A run that goes wrong.
 
 COLLAPSED = (
@@ -203,18 +206,41 @@ def _optimizer(config: OptimizerConfig) -> str:
     return f"{config.name}, learning rate {config.lr:g}, {config.schedule}{warm_up}"
 
 
+def nothing_to_train(config: PretrainConfig, run: Run, epochs: int) -> str:
+    """Return a sentence about a run that already has all the epochs asked for."""
+    train = config.train
+    stopped = train.stop_epoch is not None and train.stop_epoch < train.epochs
+    why = f", where train.stop_epoch stops it (train.epochs={train.epochs})" if stopped else ""
+    return (
+        f"Nothing to train: {run.path} is finished after {epochs} epoch{'s' * (epochs != 1)}{why}."
+        f" {longer_command(config, run, epochs)} continues it."
+    )
+
+
+def longer_command(config: PretrainConfig, run: Run, epochs: int) -> str:
+    """Return the command that trains a run beyond its end: to that of its schedule, or longer."""
+    longer = config.train.epochs if epochs < config.train.epochs else 2 * epochs
+    return f"{resume_command(run)} --train.epochs {longer}"
+
+
 def tell_end(
-    config: PretrainConfig, run: Run, result: dict[str, Any], verdict: dict[str, Any] | None
+    config: PretrainConfig,
+    run: Run,
+    result: dict[str, Any],
+    verdict: dict[str, Any] | None,
+    trained: bool = True,
+    labelled: bool = False,
 ) -> None:
     """Print the result of training, the verdict on the encoder, and what to try next."""
     knn = "" if result["knn"] is None else f", k-NN accuracy {result['knn']:.3f}"
     steps, seconds, unreadable = result["steps"], result["seconds"], result["unreadable"]
-    say(f"Done: {steps} steps in {seconds:.0f} s{knn}. Wrote {run.encoder_file}")
+    done = "Done" if trained else "Trained before"
+    say(f"{done}: {steps} steps in {seconds:.0f} s{knn}. Wrote {run.encoder_file}")
     if unreadable:
         _tell_unreadable(unreadable, run)
     if verdict is not None:
         _tell_verdict(verdict)
-    _tell_next(config, run)
+    _tell_next(config, run, labelled)
 
 
 def _tell_verdict(verdict: dict[str, Any]) -> None:
@@ -227,15 +253,27 @@ def _tell_verdict(verdict: dict[str, Any]) -> None:
         say(f"Mixing: {verdict['mixing']}")
 
 
-def _tell_next(config: PretrainConfig, run: Run) -> None:
+def _tell_next(config: PretrainConfig, run: Run, labelled: bool) -> None:
     folder = shlex.quote(str(run.path))
     elsewhere = data_name(config.data) in ("shards", "own")
     root = " --data.root FOLDER" if elsewhere else ""
     say("Next:")
+    evaluations = evaluation_commands(folder) if labelled and config.recipe in RESEARCH else ()
+    for command in evaluations:
+        say(f"  {command}")
     say(f"  hardmix report {folder} --out report.html")
-    say(f"  hardmix explore {folder}{root} --out explore.html")
-    say(f"  hardmix neighbours {folder} IMAGE{root} --out neighbours.png")
-    say(f"  {resume_command(run)} --train.epochs {2 * config.train.last_epoch}")
+    if not evaluations:
+        say(f"  hardmix explore {folder}{root} --out explore.html")
+        say(f"  hardmix neighbours {folder} IMAGE{root} --out neighbours.png")
+    say(f"  {longer_command(config, run, config.train.last_epoch)}")
+
+
+def evaluation_commands(folder: str) -> list[str]:
+    """Return the paper's evaluations of a run, in as many processes as it was trained in."""
+    many = world_size()
+    start = "hardmix" if many == 1 else f"torchrun --nproc-per-node {many} -m hardmix --"
+    own = ("linear {}", "knn {}", "detect {} --task voc --data.root VOCdevkit")
+    return [f"{start} {each.format(folder)}" for each in own]
 
 
 def _tell_unreadable(reasons: list[str], run: Run) -> None:

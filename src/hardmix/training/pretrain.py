@@ -113,11 +113,11 @@ def pretrain(
         profiled = profiling(config.train.profile, device)
         with locked_folder(run.path), status_recorded(training), profiled as stopwatch:
             forget_peak(device)
-            start(training, resume=again, allow_changed_data=allow_changed_data)
+            left = start(training, resume=again, allow_changed_data=allow_changed_data)
             if fitting is not None:
                 write_atomically(run.fitting_file, (json.dumps(fitting, indent=2) + "\n").encode())
             train(training)
-            lost = finish(training, None if trunk is None else OWN_TRUNK)
+            lost = finish(training, None if trunk is None else OWN_TRUNK, trained=left)
             messages.tell_profile(run, stopwatch)
             if lost:
                 raise OutputError(lost)
@@ -160,8 +160,11 @@ def status_recorded(training: Training) -> Iterator[None]:
     training.run.set_status("done", step=training.step)
 
 
-def start(training: Training, *, resume: bool, allow_changed_data: bool = False) -> None:
-    """Create the run's folder, or resume from its last checkpoint."""
+def start(training: Training, *, resume: bool, allow_changed_data: bool = False) -> bool:
+    """Create the run's folder, or resume; return whether there is anything to train.
+
+    Settings that a resumed run may change are saved only if there is.
+    """
     run, config = training.run, training.config
     try:
         if is_main() and resume:
@@ -173,6 +176,9 @@ def start(training: Training, *, resume: bool, allow_changed_data: bool = False)
         messages.describe_start(config, training.images, training.compute, run)
         training.data = record_data(training.images, config.data)
         restored = resume and restore(training, allow_changed_data=allow_changed_data)
+        left = training.epoch < config.train.last_epoch
+        if resume and left:
+            run.write_config(config)
         if not restored and training.starts_from_weights and is_main():
             run.write_encoder(training.method.trunk, config, file=run.start_file)
         write_list(run.images_file, training.data)
@@ -188,6 +194,9 @@ def start(training: Training, *, resume: bool, allow_changed_data: bool = False)
     say(f"Reading images with {training.loader.reading()}.")
     run.keep_place()
     run.set_status("running", step=training.step)
+    if not left:
+        say(messages.nothing_to_train(config, run, training.epoch))
+    return left
 
 
 def train(training: Training) -> None:
@@ -292,8 +301,11 @@ def measure_knn(training: Training, epoch: int) -> bool:
     return better
 
 
-def finish(training: Training, backbone: str | None) -> str:
-    """Write the encoder and print a summary; return a message about what could not be written."""
+def finish(training: Training, backbone: str | None, *, trained: bool = True) -> str:
+    """Write the encoder and print a summary; return a message about what could not be written.
+
+    `trained` is whether there was anything left to train.
+    """
     run, summarized = training.run, True
     end_if_gone(agree_on_max(0 if run.is_in_place() else GONE), run, training.step)
     run.write_encoder(training.method.trunk, training.config, backbone)
@@ -303,7 +315,8 @@ def finish(training: Training, backbone: str | None) -> str:
         result = result_of(training, peak)
         run.write_result("pretrain", result)
         if is_main():
-            messages.tell_end(training.config, run, result, verdict)
+            labelled = training.images is not None and training.images.labels is not None
+            messages.tell_end(training.config, run, result, verdict, trained, labelled)
     except OSError:
         summarized = False
     return broadcast_object(training.saved.lost_end(run, summarized))

@@ -20,9 +20,10 @@ from hardmix.data.colours import channel_statistics
 from hardmix.errors import InputError
 from hardmix.evaluation.trained_encoder import TrainedEncoder, load_encoder
 from hardmix.models.backbones import RESNETS, parse_timm
-from hardmix.runs.folder import Run
+from hardmix.runs.folder import Run, pack_encoder
 from hardmix.runtime.console import say
 from hardmix.runtime.files import most_weights, read_file, write_atomically
+from hardmix.settings.config import PretrainConfig
 from hardmix.settings.facts import check_choice
 from hardmix.weights.detectron2_files import PLUG_IN_FILE, SHAPES, side_files, weights_file
 
@@ -42,6 +43,8 @@ class ExportJob(NamedTuple):
     out: Path
     with_preprocessing: bool = False
     """Whether an ONNX file takes uint8 images of any size."""
+    config: PretrainConfig | None = None
+    """The run's config if the encoder is that of a checkpoint, and not that of `source`."""
 
 
 class Format(NamedTuple):
@@ -59,11 +62,13 @@ def export(
     *,
     trunk: nn.Module | None = None,
     with_preprocessing: bool = False,
+    checkpoint: str | None = None,
 ) -> list[Path]:
     """Write the encoder of a run, or of an encoder.safetensors, in one of `FORMATS`.
 
     Returns the files written, `out` first. A run that was trained with your own network needs that
     network again, as `trunk`. An ONNX file `with_preprocessing` takes uint8 images of any size.
+    `checkpoint` names one of the run's checkpoints instead, by its step or epoch.
     """
     check_choice("format", kind, FORMATS)
     if with_preprocessing and kind != "onnx":
@@ -74,10 +79,11 @@ def export(
     out = Path(out)
     _check_suffix(kind, out)
     _refuse_existing(out)
-    encoder = load_encoder(run_or_file, trunk=trunk)
+    encoder = load_encoder(run_or_file, trunk=trunk, checkpoint=checkpoint)
     source = Path(run_or_file)
     source = Run(source).encoder_file if source.is_dir() else source
-    contents = FORMATS[kind].build(ExportJob(source, encoder, out, with_preprocessing))
+    config = None if checkpoint is None else Run(run_or_file).config()
+    contents = FORMATS[kind].build(ExportJob(source, encoder, out, with_preprocessing, config))
     files = _write(out.parent, contents)
     say(f"Wrote {', '.join(str(file) for file in files)}")
     return files
@@ -115,6 +121,8 @@ def _write(folder: Path, contents: dict[str, bytes]) -> list[Path]:
 
 
 def _own(job: ExportJob) -> dict[str, bytes]:
+    if job.config is not None:
+        return {job.out.name: pack_encoder(job.encoder.trunk, job.config)}
     return {job.out.name: read_file(job.source, most_weights())}
 
 

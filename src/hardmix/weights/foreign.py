@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hardmix.data.colours import channel_statistics
 from hardmix.errors import InputError
-from hardmix.models.backbones import build_backbone, fetch_pretrained
+from hardmix.models.backbones import RESNETS, build_backbone, fetch_pretrained
 from hardmix.models.encoders import build_encoder
 from hardmix.runs.folder import Run
 from hardmix.runs.weight_files import SavedWeights, first_names, read_safetensors, read_weights
@@ -31,7 +31,7 @@ from hardmix.settings.recipes import RECIPES
 from hardmix.weights.recognition import Fit, MocoParts, is_ours, moco_parts, recognise
 
 IMPORTED = "imported.safetensors"
-"""Head and queue of a MoCo checkpoint: head.*, queue (K, dim), queue_ptr."""
+"""Beside the trunk of a MoCo checkpoint: head.*, key.trunk.*, key.head.*, queue, queue_ptr."""
 
 
 def import_weights(
@@ -130,11 +130,16 @@ def _report(
     ]
     table("imported", ["", "found"], rows)
     if moco:
-        say(f"The head{' and the queue are' if queue else ' is'} in {run.path / IMPORTED}.")
+        keyed = any(name.startswith("key.") for name in moco.names)
+        found = ["head", *["queue"] * bool(queue), *["key encoder"] * keyed]
+        say(f"Beside the encoder, {run.path / IMPORTED} has the {', the '.join(found)}.")
     if fit.backbone.endswith("-cifar"):
         say("conv1 has 3 x 3 pixels: assuming a stem of stride 1 without max-pool.")
     folder = shlex.quote(str(run.path))
-    say(f"Next: hardmix knn {folder} --data.root DIR")
+    say(f"Next: hardmix linear {folder} --data.root DIR --preset imagenet1k")
+    say(f"      hardmix knn {folder} --data.root DIR")
+    if fit.backbone in RESNETS and fit.channels == 3:
+        say(f"      hardmix detect {folder} --task voc --data.root VOCdevkit")
     say(f"      hardmix export {folder} --format onnx --out FILE")
 
 
@@ -186,7 +191,7 @@ def is_imported(config: PretrainConfig, run: Run) -> bool:
 
 
 def imported_parts(config: PretrainConfig, run: Run) -> dict[str, Tensor]:
-    """Return the head and queue that `hardmix import` kept from a MoCo checkpoint, if any."""
+    """Return the head, queue and key encoder that `hardmix import` kept, if any."""
     file = run.path / IMPORTED
     return read_safetensors(file).tensors if is_imported(config, run) and file.exists() else {}
 

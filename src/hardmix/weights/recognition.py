@@ -70,7 +70,10 @@ class Fit(NamedTuple):
 
 
 class MocoParts(NamedTuple):
-    """MoCo's parts besides the trunk; names: in imported.safetensors -> in the file."""
+    """MoCo's parts besides the trunk; names: in imported.safetensors -> in the file.
+
+    These are the head, the queue, and the key encoder, in which training continues.
+    """
 
     head: Head
     dim: int
@@ -179,6 +182,12 @@ def moco_parts(source: SavedWeights, fit: Fit) -> MocoParts | None:
     names = {f"head.{layer}": name for layer, name in fc.items()}
     dim = len(source.tensors[fc[last]])
     outer = fit.view.prefix.removesuffix("encoder_q.")
+    key = {k: name.replace("encoder_q.", "encoder_k.") for k, name in names.items()}
+    key |= {
+        f"trunk.{k}": fit.view.names[k].replace("encoder_q.", "encoder_k.") for k in fit.agreeing
+    }
+    if source.tensors.keys() >= {*key.values()}:
+        names |= {f"key.{k}": name for k, name in key.items()}
     queue = source.tensors.get(f"{outer}queue", torch.empty(0))
     if queue.ndim != 2 or len(queue) != dim or queue.numel() == 0:
         return MocoParts(head, dim, None, names)

@@ -51,6 +51,7 @@ from hardmix.evaluation.detection.transforms import DetectorInput, check_readabl
 from hardmix.evaluation.detection.voc import open_voc, voc_ap
 from hardmix.evaluation.trained_encoder import load_encoder
 from hardmix.models.backbones import build_backbone
+from hardmix.runs.checkpoints import step_named
 from hardmix.runs.folder import Run
 from hardmix.runs.weight_files import read_weights
 from hardmix.runtime.console import progress, say, table, warn
@@ -96,13 +97,19 @@ def evaluate(
     *,
     weights: Path | None = None,
     out: Path | None = None,
+    checkpoint: str | None = None,
 ) -> dict[str, Any]:
-    """Train and test `config.trials` detectors on the data in `root`; write means to results/."""
+    """Train and test `config.trials` detectors on the data in `root`; write means to results/.
+
+    They start from the run's encoder, from one of its checkpoints, or from a baseline.
+    """
     run = Run.open(path)
     name = f"detection-{config.task}-{config.schedule}" + (
         "" if config.start == "run" else f"-{config.start}"
     )
-    starting_trunk(path, config, weights, seed=0)  # raises if it cannot become a detector
+    if checkpoint is not None:
+        name += f"-{step_named(run.checkpoints, checkpoint)}"
+    starting_trunk(path, config, weights, 0, checkpoint)  # raises if it cannot become a detector
     splits = open_splits(config, root)
     check_readable(splits.test.images, config.workers)
     folder = out or run.path / "detection" / name.removeprefix("detection-")
@@ -111,7 +118,7 @@ def evaluate(
     with locked_folder(folder):
         for number in range(config.trials):
             seed = config.seed + number
-            trunk = starting_trunk(path, config, weights, seed)
+            trunk = starting_trunk(path, config, weights, seed, checkpoint)
             trials.append(run_trial(folder / f"trial-{number}", seed, trunk, config, splits))
     result = {
         "metrics": summary([trial["scores"] for trial in trials]),
@@ -133,7 +140,11 @@ def evaluate(
 
 
 def starting_trunk(
-    path: Path, config: DetectionConfig, weights: Path | None, seed: int
+    path: Path,
+    config: DetectionConfig,
+    weights: Path | None,
+    seed: int,
+    checkpoint: str | None = None,
 ) -> nn.Module:
     """Return the network to fine-tune: the run's, or a baseline of the same architecture."""
     if (weights is None) == (config.start == "supervised"):
@@ -141,7 +152,12 @@ def starting_trunk(
             f"start={config.start!r} with weights={weights}: start='supervised' needs a file of"
             " torchvision's weights, and no other start takes one (--from, --weights)."
         )
-    encoder = load_encoder(path)
+    if checkpoint is not None and config.start != "run":
+        raise InputError(
+            f"checkpoint={checkpoint} with start={config.start!r}: a baseline does not start from"
+            " the run; omit one of the two."
+        )
+    encoder = load_encoder(path, checkpoint=checkpoint)
     if encoder.channels != 3:
         raise InputError(
             f"{path} was trained on images of {encoder.channels} channels: a detector needs 3."
