@@ -91,7 +91,7 @@ def outside_the_loss(log: DeviceLog) -> DeviceLog:
 
 
 def show(name: str, log: DeviceLog) -> None:
-    """Return a line of the table."""
+    """Print a line of the table."""
     counts = (log.synchronisations, log.blocking_copies, log.launches)
     numbers = " | ".join(str(len(entries)) for entries in counts)
     sys.stdout.write(f"| {name} | {numbers} |\n")

@@ -40,6 +40,9 @@ PHRASES = (
     r"a number that is none",
     r"a defect of ours",
 )
+NOT_IN_A_WHEEL = re.compile(r"\b(docs|experiments|tools|benchmarks)/[\w-]+\.")
+"""Files that a message of the package must not point at, because a wheel does not contain them."""
+
 ORGANISATION = r"\b(helpers?|sub-?agents?|our (last|next|previous) session)\b"
 """How the work was organised; the word session has other meanings, so it is listed with care."""
 
@@ -51,7 +54,7 @@ class Passage(NamedTuple):
     line: int
     text: str
     kind: str
-    """A docstring, comment, string or page; the first words of the former two count."""
+    """docstring, comment, continued, string or page; openings of the first two count."""
 
 
 def main() -> None:
@@ -89,7 +92,7 @@ def prose_of(file: Path) -> Iterator[Passage]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             line = token.start[0]
-            kind = "string" if line == last + 1 else "comment"  # only its first line opens it
+            kind = "comment" if line != last + 1 else "continued"  # only the first line opens it
             yield Passage(file, line, token.string.lstrip("#: "), kind)
             last = line
 
@@ -100,6 +103,9 @@ def refused(passage: Passage) -> Iterator[str]:
     openings = {"docstring": (OPENING, DOCSTRING), "comment": (OPENING,)}.get(passage.kind, ())
     if any(opening.match(passage.text) for opening in openings):
         yield f'{where}: begins without a noun: "{passage.text.splitlines()[0]}"'
+    if passage.kind == "string" and passage.file.is_relative_to(ROOT / "src"):
+        for found in NOT_IN_A_WHEEL.finditer(passage.text):
+            yield f'{where}: a message points at "{found[0]}", which a wheel does not contain'
     phrases = "|".join(PHRASES)
     if passage.kind == "page" and passage.file != PLAN:
         phrases += f"|{ORGANISATION}"

@@ -67,7 +67,7 @@ def kill_saves(folder, number, generator, findings):
 
 
 def kill_saves_of(name, folder, out):
-    """Return the first two saves of a run, and those of its two epochs' last steps.
+    """Kill the first two saves of a run, and those of its two epochs' last steps.
 
     It saves before every step, and again after a measurement, an epoch, and new clusters.
     """

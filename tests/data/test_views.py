@@ -128,7 +128,7 @@ def test_crops_lie_inside_images_of_any_size():
 
 
 def test_a_crop_that_never_fits_is_the_centre():
-    """Return the values of torchvision's fallback."""
+    """The values are those of torchvision's fallback."""
     draws = torch.full((3, CROP_DRAWS), 0.999, dtype=torch.float64)
     boxes = draw_crops(draws, torch.tensor([10, 100, 40]), torch.tensor([100, 10, 50]), 1.0)
     assert torch.stack(boxes, dim=1).tolist() == [[0, 43, 10, 13], [43, 0, 13, 10], [0, 0, 40, 50]]

@@ -94,7 +94,7 @@ def training(start: str, **mix: object) -> None:
 
 
 def curriculum() -> None:
-    """A strategy that changes with progress: points appear during training, in one graph."""
+    """Check a strategy that changes with progress: points appear in training, in one graph."""
     options = {"percentage": 0.0, "percentage_end": 100.0}
     strategy = partial(plan_fixed_percentage, **options)
     loss = MochiLoss(**SMALL, strategy=strategy)
@@ -110,7 +110,7 @@ def curriculum() -> None:
 
 
 def family(**options: object) -> None:
-    """Weights, denominators and filters, with a learnt temperature and own negatives."""
+    """Check weights, denominators and filters, with a learnt temperature and own negatives."""
     temperature = torch.nn.Parameter(torch.tensor(0.3))
     loss = MochiLoss(**SMALL, temperature=temperature, **options)
     compiled, counter = one_graph(loss)

@@ -80,7 +80,7 @@ def metrics_of(
 
 
 def result_of(config: dict, top1: float, **more: Any) -> dict:
-    """Write a result as Run.write_result does."""
+    """Return a result as Run.write_result writes it."""
     return {
         "top1": top1,
         "top5": min(1.0, top1 + 0.2),
