@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test coverage quick check format docs bench results torture clean
+.PHONY: demo test coverage quick check format docs tables bench results torture clean
 
 demo: $(READY)
 	$(BIN)/hardmix demo
@@ -29,17 +29,20 @@ check: $(READY)
 	$(BIN)/python tools/words.py
 	$(BIN)/python -m benchmarks.page --check
 	$(BIN)/python experiments/results.py --check
-	$(BIN)/python tools/api.py --check
 	$(BIN)/python tools/mixing_findings.py --check
 
 format: $(READY)
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
+# The documentation, in site/: open site/index.html.
 docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# The tables of the docs and of the README, from the measurements and records they are made of.
+tables: $(READY)
 	$(BIN)/python -m benchmarks.page
 	$(BIN)/python experiments/results.py
-	$(BIN)/python tools/api.py
 	$(BIN)/python tools/mixing_findings.py
 
 # CIFAR and JPEG are folders of real images; without them, generated ones. About 45 minutes.
@@ -76,4 +79,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv site .coverage .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

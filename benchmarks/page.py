@@ -34,7 +34,7 @@ def main() -> None:
     if "--check" not in sys.argv:
         PAGE.write_text(filled(page))
     elif filled(page) != page:
-        sys.exit(f"{PAGE.name} has old tables: run `make docs`.")
+        sys.exit(f"{PAGE.name} has old tables: run `make tables`.")
 
 
 if __name__ == "__main__":

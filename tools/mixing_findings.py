@@ -46,7 +46,7 @@ def main() -> None:
     if "--check" not in sys.argv:
         TABLE.write_text(table(), encoding="utf-8")
     elif not TABLE.exists() or TABLE.read_text(encoding="utf-8") != table():
-        sys.exit(f"{TABLE.name} differs from experiments/records: run `make docs`.")
+        sys.exit(f"{TABLE.name} differs from experiments/records: run `make tables`.")
 
 
 def table() -> str:

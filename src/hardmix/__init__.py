@@ -90,6 +90,7 @@ if TYPE_CHECKING:
         write_report as write_report,
     )
     from hardmix.runs.folder import Run as Run
+    from hardmix.runs.summary import read_verdict as read_verdict
     from hardmix.runtime.distributed import gather as gather
     from hardmix.runtime.own_code import (
         allow_code as allow_code,

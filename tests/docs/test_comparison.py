@@ -1,4 +1,4 @@
-"""The numbers on our own code in docs/comparison.md and docs/scaling.md are what it gives."""
+"""The numbers in docs/comparison.md and docs/scaling-background.md are those of our code."""
 
 import re
 
@@ -12,7 +12,7 @@ from hardmix.settings.recipes import RECIPES
 from places import ROOT
 
 COMPARISON = (ROOT / "docs" / "comparison.md").read_text()
-SCALING = (ROOT / "docs" / "scaling.md").read_text()
+SCALING = (ROOT / "docs" / "scaling-background.md").read_text()
 CASES = [("imagenet100", 1), ("imagenet1k", 1), ("imagenet100", 8), ("imagenet1k", 8)]
 RATES = (5e12, 20e12, 60e12)
 IMAGES = {"imagenet100": 128_000, "imagenet1k": 1_281_167}
@@ -36,7 +36,7 @@ def test_every_file_that_is_linked_to_exists(page):
 
 
 def encoder(dtype: torch.dtype = torch.float32) -> Encoder:
-    """The recipes' encoder without its numbers: on the meta device only shapes are computed."""
+    """Return the recipes' encoder on the meta device, where only shapes are computed."""
     with torch.device("meta"):
         return build_encoder(RECIPES["imagenet1k"].build("mochi", False).model).to(dtype)
 
@@ -84,7 +84,7 @@ def activations() -> dict[str, int]:
 
 
 def cells(start: str) -> list[str]:
-    """The cells of the one row of scaling.md that begins so."""
+    """Return the cells of the one row of scaling-background.md that begins with this text."""
     rows = [line for line in SCALING.splitlines() if line.startswith(f"| {start}")]
     assert len(rows) == 1, (start, rows)
     return [cell.strip(" *") for cell in rows[0].strip("|").split("|")]

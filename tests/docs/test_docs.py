@@ -39,6 +39,17 @@ def test_the_blocks_of_the_library_page_run_one_after_the_other():
     assert float(names["value"].detach()) > 0
 
 
+@pytest.mark.usefixtures("unchecked_types")
+def test_the_blocks_of_the_loops_page_run_one_after_the_other():
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "loop.md").read_text(), re.DOTALL)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "docs/loop.md", "exec"), names)
+    assert len(blocks) == 3
+    assert names["value"].isfinite()
+    assert names["encoder"].weight.grad.isfinite().all()
+
+
 def test_the_block_of_the_explore_page_runs():
     (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "explore.md").read_text(), re.DOTALL)
     names: dict[str, object] = {}
@@ -96,15 +107,15 @@ def test_documents_and_examples_import_from_hardmix_alone(file):
     text = re.sub(r"^New file .*?```python\n.*?```", "", file.read_text(), flags=re.M | re.S)
     blocks = [text] if file.suffix == ".py" else re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     imports = [line for block in blocks for line in block.splitlines() if "import" in line]
-    rooms = "explore|integrations"  # which export their names themselves
-    inside = rf"\s*(from|import) hardmix\.(?!({rooms}) import)"
+    modules = "config|explore|integrations|losses|strategies"  # which export their names
+    inside = rf"\s*(from|import) hardmix\.(?!({modules}) import)"
     assert not [line for line in imports if re.match(inside, line)]
     named = re.findall(r"\bhardmix\.(\w+)\(", text)
     assert set(named) <= set(hardmix.__all__)
 
 
 class ParsedError(Exception):
-    """Raised where a command would begin its work."""
+    """Raised at the point where a command would begin its work."""
 
 
 @pytest.fixture
@@ -125,7 +136,7 @@ def parse_only(tmp_path, monkeypatch):
 
 
 def why_refused(name: str, *arguments: str) -> str | None:
-    """Why the command line refuses a command; None if it accepts it."""
+    """Return why the command line refuses a command; None if it accepts it."""
     if name not in cli.COMMANDS:
         return "there is no such command"
     try:

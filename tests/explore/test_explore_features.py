@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
 from hardmix import explore
 from hardmix.errors import InputError
@@ -20,7 +20,7 @@ CLOSE = 1e-5
 
 @st.composite
 def features(draw, least=2, most=16, dim=None):
-    """Some rows that are copies, some nearly so, some of zeros."""
+    """Return rows of which some are copies, some nearly so, and some zeros."""
     number, dim = draw(st.integers(least, most)), dim or draw(st.integers(1, 6))
     generator = np.random.default_rng(draw(st.integers(0, 2**32)))
     rows = generator.normal(size=(number, dim))
@@ -115,7 +115,7 @@ def test_groups_of_duplicates_are_those_of_the_slow_way(rows, threshold, data):
 @few
 @given(rows=features())
 def test_a_second_judge_can_only_refuse(rows):
-    """With the rows themselves as second judge nothing changes; with unrelated rows all goes."""
+    """The rows themselves as second judge change nothing; unrelated rows refuse all pairs."""
     alone = explore.duplicates(rows, 0.9)
     both = explore.duplicates(rows, 0.9, confirm=rows, confirm_threshold=0.9)
     assert [g.keep for g in alone.groups] == [g.keep for g in both.groups]
@@ -151,7 +151,7 @@ def test_the_one_that_is_different_stands_out():
     assert explore.outliers(rows).indices.tolist() == [60]
 
 
-@few
+@settings(few, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(rows=features(4), k=st.integers(1, 6), data=st.data())
 def test_mislabelled_counts_votes_of_the_nearest_labelled(rows, k, data):
     labels = np.array(

@@ -55,7 +55,7 @@ class FakeTrainer:
         self.trained: list[str] = []
         self.evaluated: list[tuple[str, str]] = []
         self.raises: dict[str, Exception] = {}
-        """By a part of a run's name, or "evaluation NAME"."""
+        """Errors to raise, by a part of a run's name, or "evaluation NAME"."""
         self.found: dict[str, str] = {}
         """The names in the folder when a run began."""
 

@@ -21,6 +21,7 @@ from hardmix.runs.weight_files import read_safetensors
 from hardmix.runtime.console import say
 from hardmix.runtime.own_code import allowing, check_allowed, is_own
 from hardmix.settings.config import DataConfig
+from hardmix.settings.small_html import facts_html
 
 MOST_CHANNELS, MOST_PIXELS = 16, 4096
 """Most channels, and largest side, of the images that an encoder may be for."""
@@ -40,6 +41,21 @@ class TrainedEncoder(nn.Module):
         """Return the trunk's features, without the head (Sec. 4.3), of preprocessed images."""
         features: Tensor = self.trunk(images)
         return features
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self._facts().values())})"
+
+    def _repr_html_(self) -> str:
+        return facts_html(type(self).__name__, self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        """Return what it is in a few words; `encoder.trunk` shows every layer."""
+        number = sum(each.numel() for each in self.trunk.parameters())
+        return {
+            "backbone": self.backbone,
+            "images": f"{self.channels} x {self.image_size} x {self.image_size}",
+            "parameters": f"{number / 1e6:.2f} M parameters",
+        }
 
     def preprocess(
         self, image: str | Path | Image.Image | UInt8[Tensor, "channels y x"]

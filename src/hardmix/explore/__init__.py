@@ -13,6 +13,11 @@ if TYPE_CHECKING:
         Clusters as Clusters,
         clusters as clusters,
     )
+    from hardmix.explore.exploring import (
+        Exploration as Exploration,
+        ExploreOptions as ExploreOptions,
+        explore_run as explore_run,
+    )
     from hardmix.explore.near_duplicates import (
         DuplicateGroup as DuplicateGroup,
         Duplicates as Duplicates,

@@ -18,7 +18,8 @@ from torch.nn.functional import normalize
 
 from hardmix.errors import InputError
 from hardmix.evaluation.kmeans import cluster_labels
-from hardmix.explore.neighbourhoods import unit_rows
+from hardmix.explore.neighbourhoods import SHOWN, unit_rows
+from hardmix.settings.small_html import rows_html
 
 FEWEST, MOST = 2, 64
 """Fewest and most clusters by default, since a person looks at each."""
@@ -50,6 +51,16 @@ class Clusters:
         """Return a cluster's rows, the most typical first."""
         rows = np.flatnonzero(self.labels == cluster)
         return rows[np.lexsort((rows, -self.similarities[rows]))]
+
+    def __repr__(self) -> str:
+        return f"Clusters({len(self.centres)} clusters of {len(self.labels)} rows)"
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for cluster in range(min(SHOWN, len(self.centres))):
+            members = self.members(cluster)
+            rows.append([cluster, len(members), ", ".join(map(str, members[:SHOWN].tolist()))])
+        return rows_html(repr(self), ["cluster", "rows", "the most typical"], rows)
 
 
 def number_of_clusters(rows: int) -> int:

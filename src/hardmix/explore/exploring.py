@@ -27,6 +27,7 @@ from hardmix.evaluation.features import Features, csv_bytes, features_of
 from hardmix.evaluation.trained_encoder import TrainedEncoder, load_encoder
 from hardmix.explore.clustering import Clusters, cluster_names, clusters
 from hardmix.explore.near_duplicates import Duplicates, duplicates
+from hardmix.explore.neighbour_sheets import sheet_html, tile_of
 from hardmix.explore.neighbourhoods import (
     AROUND,
     VOTERS,
@@ -38,9 +39,11 @@ from hardmix.explore.neighbourhoods import (
     neighbours,
     outlying,
 )
+from hardmix.runs.folder import Run
 from hardmix.runtime.console import progress, say, warn
 from hardmix.runtime.files import write_atomically
 from hardmix.settings.config import DataConfig
+from hardmix.settings.small_html import facts_html
 
 SMALL = 16
 """Side in pixels of the thumbnails that confirm near-duplicates."""
@@ -51,6 +54,8 @@ TILES = (128, 96, 64, 48, 32)
 ALL_PIXELS = 52_000_000
 """Most pixels of all thumbnails together: 50,000 of 32 pixels, 3,000 of 128."""
 BATCH = 64
+SAMPLES, BESIDE = 4, 5
+"""Sample images in a notebook, and neighbours next to each."""
 LISTED = 10
 """Neighbours of an image in neighbours.csv and queries.csv."""
 Rows = list[list[Any]]
@@ -240,9 +245,53 @@ class Exploration:
         classes = self.images.classes or ()
         return classes[label] if 0 <= label < len(classes) else ""
 
+    def __repr__(self) -> str:
+        counts = [f"{len(self)} images", f"{self.duplicates.num_others} near-duplicates"]
+        counts.append(f"{self.outliers.number} outliers")
+        if self.clusters is not None:
+            counts.append(f"{len(self.clusters.centres)} clusters")
+        if self.mislabelled is not None:
+            counts.append(f"{len(self.mislabelled.indices)} suspect labels")
+        return f"Exploration({', '.join(counts)})"
 
-def explore_run(run: Path, data: DataConfig, options: ExploreOptions) -> Exploration:
-    """Compute features (cached in the run's folder) and explore them."""
+    def _repr_html_(self) -> str:
+        step = max(1, len(self) // SAMPLES)
+        near = [
+            self._tile(each, f"{similarity:.2f}" if each != row else self.name(row))
+            for row in range(0, len(self), step)[:SAMPLES]
+            for each, similarity in [
+                (row, 1.0),
+                *_pairs(self.neighbours.indices[row], self.neighbours.similarities[row])[:BESIDE],
+            ]
+        ]
+        copies = [
+            self._tile(row, "keep" if row == group.keep else "near-duplicate")
+            for group in self.duplicates.groups[:SAMPLES]
+            for row in (group.keep, int(group.others[0]))
+        ]
+        pictures = sheet_html("Images, each with its nearest neighbours", near, BESIDE + 1)
+        pictures += sheet_html("Near-duplicates, in pairs", copies, BESIDE + 1)
+        return facts_html(repr(self), {}, pictures)
+
+    def _tile(self, row: int, label: str) -> Image.Image:
+        return tile_of(torch.from_numpy(self.pictures.tiles[row]).permute(2, 0, 1), label)
+
+
+def explore_run(
+    run: Path | str, data: DataConfig | None = None, options: ExploreOptions | None = None
+) -> Exploration:
+    """Find duplicates, clusters, outliers, neighbours and suspect labels of a set of images.
+
+    Args:
+        run: the folder of the run whose encoder is used; features are cached in it.
+        data: the images; None means those of the run.
+        options: thresholds, the number of clusters, and query images; None means the defaults.
+
+    Returns:
+        All findings, with a thumbnail of every image.
+    """
+    run, options = Path(run), options or ExploreOptions()
+    data = data or Run.open(run).config().data
     encoder = load_encoder(run, or_checkpoint=True)
     asked = [_features_of_file(encoder, file) for file in options.queries]
     features, images = features_of(run, data, encoder)

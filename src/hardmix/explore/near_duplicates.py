@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from hardmix.errors import InputError
-from hardmix.explore.neighbourhoods import unit_rows
+from hardmix.explore.neighbourhoods import SHOWN, unit_rows
+from hardmix.settings.small_html import rows_html
 
 THRESHOLD = 0.95
 """Smallest cosine similarity of near-duplicates."""
@@ -47,6 +48,16 @@ class Duplicates:
     def num_others(self) -> int:
         """Number of images that could be removed."""
         return sum(len(group.others) for group in self.groups)
+
+    def __repr__(self) -> str:
+        return f"Duplicates({len(self.groups)} groups; {self.num_others} rows could be removed)"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [each.keep, ", ".join(map(str, each.others[:SHOWN].tolist())), len(each.others)]
+            for each in self.groups[:SHOWN]
+        ]
+        return rows_html(repr(self), ["keep", "could be removed", "number"], rows)
 
 
 def duplicates(

@@ -6,16 +6,18 @@ similar to one. The features are the trunk's, minus their mean in a report: the 
 training.
 """
 
+import base64
 import hashlib
 import io
 import json
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Int64, UInt8
 from PIL import Image, ImageDraw
 from torch import Tensor
 
@@ -179,14 +181,14 @@ def show_neighbours(
         (int(features.ids[row]), float(value))
         for row, value in zip(near.indices[0], near.similarities[0], strict=True)
     ]
-    tiles = [_tile(read_image(image, encoder.channels), f"query: {image.name}")]
+    tiles = [tile_of(read_image(image, encoder.channels), f"query: {image.name}")]
     tiles += [
-        _tile(images.image(index), f"{value:.3f} {_class_or_name(images, index)}")
+        tile_of(images.image(index), f"{value:.3f} {_class_or_name(images, index)}")
         for index, value in similar
     ]
     out.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
-    _sheet(tiles).save(buffer, "PNG")
+    sheet_of(tiles).save(buffer, "PNG")
     write_atomically(out, buffer.getvalue())
     for index, value in similar:
         say(f"{value:.3f}  {images.name_of(index)}")
@@ -201,7 +203,7 @@ def _class_or_name(images: ImageSet, index: int) -> str:
     return Path(images.name_of(index)).name
 
 
-def _tile(pixels: Tensor, label: str) -> Image.Image:
+def tile_of(pixels: UInt8[Tensor, "channels y x"], label: str) -> Image.Image:
     """Return a picture with text below it, in grey unless it has three channels."""
     shown = pixels if len(pixels) == 3 else pixels[:1].expand(3, -1, -1)
     square = evaluation_crop(shown, TILE).permute(1, 2, 0).contiguous().numpy()
@@ -211,7 +213,8 @@ def _tile(pixels: Tensor, label: str) -> Image.Image:
     return tile
 
 
-def _sheet(tiles: list[Image.Image], columns: int = 6) -> Image.Image:
+def sheet_of(tiles: list[Image.Image], columns: int = 6) -> Image.Image:
+    """Return a contact sheet, row by row."""
     rows = -(-len(tiles) // columns)
     gap = 6
     width = min(len(tiles), columns) * (TILE + gap) + gap
@@ -220,3 +223,13 @@ def _sheet(tiles: list[Image.Image], columns: int = 6) -> Image.Image:
         row, column = divmod(number, columns)
         sheet.paste(tile, (gap + column * (TILE + gap), gap + row * (TILE + LABEL + gap)))
     return sheet
+
+
+def sheet_html(title: str, tiles: list[Image.Image], columns: int = 6) -> str:
+    """Return a title and a contact sheet for a notebook; empty without tiles."""
+    if not tiles:
+        return ""
+    buffer = io.BytesIO()
+    sheet_of(tiles, columns).save(buffer, "WEBP", quality=80)
+    source = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return f"<p>{escape(title)}</p><img alt='{escape(title)}' src='{source}'>"

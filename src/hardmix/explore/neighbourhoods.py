@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 
 from hardmix.errors import InputError
 from hardmix.evaluation.neighbours import neighbours as nearest_rows
+from hardmix.settings.small_html import rows_html
 
 AROUND = 10
 """Nearest neighbours that make an image an outlier or not."""
@@ -24,6 +25,9 @@ VOTERS = 20
 MOST_OWN, LEAST_OTHER = 0.2, 0.5
 """A label is suspect if at most this fraction of neighbours share it, and at least this fraction
 have another one."""
+
+SHOWN = 6
+"""Rows of a table in a notebook."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +42,24 @@ class Neighbours:
     def first(self, k: int) -> "Neighbours":
         """Return only the k nearest rows."""
         return Neighbours(self.indices[:, :k], self.similarities[:, :k])
+
+    def __repr__(self) -> str:
+        rows, k = self.indices.shape
+        median = float(np.median(self.similarities[:, 0])) if rows and k else float("nan")
+        return f"Neighbours({rows} rows, {k} each; the nearest at {median:.2f} in the median)"
+
+    def _repr_html_(self) -> str:
+        columns = [
+            "row",
+            *(f"neighbour {rank + 1}" for rank in range(min(SHOWN, self.indices.shape[1]))),
+        ]
+        rows = [
+            [row, *(f"{each} ({value:.2f})" for each, value in zip(near, similar, strict=True))]
+            for row, (near, similar) in enumerate(
+                zip(self.indices[:SHOWN, :SHOWN], self.similarities[:SHOWN, :SHOWN], strict=True)
+            )
+        ]
+        return rows_html(repr(self), columns, rows)
 
 
 def neighbours(
@@ -105,7 +127,7 @@ def checked_rows(features: ArrayLike | Tensor, name: str = "features") -> Float3
 
 @dataclass(frozen=True, eq=False)
 class Outliers:
-    """How unusual every image is, and which ones stand out."""
+    """A score of how unusual every image is, and the ones that stand out."""
 
     scores: Float32[np.ndarray, " n"]
     """1 minus the mean similarity to the nearest images: 0 for copies, 1 for unrelated images."""
@@ -118,6 +140,13 @@ class Outliers:
     def indices(self) -> Int64[np.ndarray, " m"]:
         """The rows that stand out, the most unusual first."""
         return self.order[: self.number]
+
+    def __repr__(self) -> str:
+        return f"Outliers({self.number} of {len(self.scores)} rows stand out)"
+
+    def _repr_html_(self) -> str:
+        rows = [[row, f"{self.scores[row]:.3f}"] for row in self.indices[:SHOWN]]
+        return rows_html(repr(self), ["row", "score"], rows)
 
 
 def outliers(features: ArrayLike | Tensor, k: int = AROUND, *, cutoff: float = CUTOFF) -> Outliers:
@@ -163,6 +192,15 @@ class Mislabelled:
 
     The higher it is, the more the suspicions can be trusted.
     """
+
+    def __repr__(self) -> str:
+        number, agreeing = len(self.indices), f"{self.agreement:.0%} of all labels agree"
+        return f"Mislabelled({number} suspect labels; {agreeing} with their neighbours)"
+
+    def _repr_html_(self) -> str:
+        columns = ["row", "label", "suggested", "share with the label", "with the suggested one"]
+        numbers = (self.indices, self.labels, self.suggested, self.own_share, self.suggested_share)
+        return rows_html(repr(self), columns, list(zip(*(n[:SHOWN] for n in numbers), strict=True)))
 
 
 def mislabelled(

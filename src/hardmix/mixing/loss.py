@@ -67,6 +67,7 @@ from hardmix.settings.named_choices import (
     StrategyName,
     WeightsName,
 )
+from hardmix.settings.small_html import facts_html
 
 TOO_MUCH_MASS = 0.8
 """Share of the softmax that points may hold without a warning."""
@@ -211,6 +212,18 @@ class MochiLoss(nn.Module):
         self.real_negatives: RealNegatives = real_negatives
         self.through_query = through_query
         self._calls, self._has_warned = 0, False
+        choices = {
+            "strategy": strategy,
+            "real_negatives": real_negatives,
+            "weights": weights,
+            "denominator": denominator,
+            "filter_negatives": filter_negatives,
+        }
+        self._chosen = {
+            name: choice if isinstance(choice, str) else _name_of(choice)
+            for name, choice in choices.items()
+            if choice not in ("mochi", "keep", "none", "infonce")
+        }
 
     def forward(
         self,
@@ -558,12 +571,23 @@ class MochiLoss(nn.Module):
         return log_weights
 
     def extra_repr(self) -> str:
-        """Return the text that print() shows: the paper's MoCHi (N, s, s')."""
+        """Return the text that print() shows: the paper's MoCHi (N, s, s'), and other choices."""
+        method, *others = self._shown().items()
+        return ", ".join([method[1], *(f"{name}={value}" for name, value in others)])
+
+    def _repr_html_(self) -> str:
+        return facts_html(type(self).__name__, self._shown())
+
+    def _shown(self) -> dict[str, str]:
         numbers = f"{self.num_hardest}, {self.num_pairs}, {self.num_with_query}"
         temperature: Any = self.temperature
         if isinstance(temperature, Tensor):
             temperature = f"{as_number(temperature):.4g}, learnt"
-        return f"MoCHi ({numbers}), temperature={temperature}"
+        return {"method": f"MoCHi ({numbers})", "temperature": str(temperature), **self._chosen}
+
+
+def _name_of(choice: object) -> str:
+    return str(getattr(choice, "__name__", type(choice).__name__))
 
 
 def _mixing_choice(

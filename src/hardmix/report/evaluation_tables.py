@@ -15,36 +15,13 @@ from hardmix.paper.numbers import Beside, paper_beside
 from hardmix.report.grouping import Gain, SeedGroup, baseline_key, difference, group_key
 from hardmix.report.sentences import NO_NUMBER
 from hardmix.runs.reading import RunRecord, number
-from hardmix.settings.evaluations import evaluation_kind, evaluation_title, result_titles
+from hardmix.runs.summary import ResultNumber, describe_protocol, numbers_of
+from hardmix.settings.evaluations import evaluation_kind, result_titles
 
 NO_EVALUATIONS = ("pretrain", "embedding", "queue", "verdict")
 """Result files without an accuracy: the cost of training, measures of features, the verdict."""
-PAPER_AP = {
-    "VOC07 11-point": ("voc_detection", "AP"),
-    "COCO box": ("coco_detection", "APbb"),
-    "COCO mask": ("coco_segmentation", "APmk"),
-}
-"""Definitions of AP in `hardmix detect`, with their names in the paper's tables."""
-PROTOCOL = ("schedule", "iterations", "epochs", "batch_size", "lr", "trials")
-"""Settings of an evaluation that its heading shows."""
 FLOOR = {"pixels": "raw pixels", "untrained": "untrained encoder"}
 """Titles of the untrained baselines."""
-
-
-@dataclass(frozen=True)
-class ResultNumber:
-    """One number of a result file, and a second shown with it, from 0 to 1."""
-
-    id: str
-    """The file's name, and for detectors the definition of AP."""
-    title: str
-    metric: str
-    value: float
-    second: str
-    second_value: float | None
-    paper: tuple[str, str]
-    """Task and metric in the table of the paper's numbers."""
-    result: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -120,46 +97,12 @@ def unknown_results(runs: Sequence[RunRecord]) -> list[str]:
     ]
 
 
-def numbers_of(name: str, result: dict[str, Any]) -> list[ResultNumber]:
-    """Return the accuracy of a classifier, or a detector's AP by each definition."""
-    top1 = number(result.get("top1"))
-    if top1 is not None:
-        task = "linear" if evaluation_kind(name) in ("linear", "linear-cached") else "none"
-        second, title = number(result.get("top5")), evaluation_title(name)
-        return [ResultNumber(name, title, "Top-1", top1, "Top-5", second, (task, "top1"), result)]
-    values = []
-    metrics = result.get("metrics")
-    for metric, numbers in metrics.items() if isinstance(metrics, dict) else ():
-        ap, ap50 = (_trial_mean(numbers, key) for key in ("ap", "ap50"))
-        if ap is not None:
-            title = f"{evaluation_title('detection')}, {metric}"
-            paper = PAPER_AP.get(metric, ("none", "AP"))
-            if result.get("start") in ("random", "supervised"):  # not the run's own encoder
-                title, paper = f"{title}, from {result['start']} weights", ("none", "AP")
-            id_ = f"{name}/{metric}"
-            values.append(ResultNumber(id_, title, "AP", ap, "AP50", ap50, paper, result))
-    return values
-
-
 def protocol_key(result: Mapping[str, Any]) -> str:
     """Return what must be equal for results to be comparable: all settings except the seed."""
     settings = result.get("settings")
     if isinstance(settings, dict):
         settings = {name: value for name, value in settings.items() if name != "seed"}
     return describe_protocol(result) + json.dumps(settings, sort_keys=True)
-
-
-def describe_protocol(result: Mapping[str, Any]) -> str:
-    """Return a short description of the protocol."""
-    words = [str(result["protocol"])] if "protocol" in result else []
-    words += [f"{name} {result[name]}" for name in ("k", "temperature", "start") if name in result]
-    settings = result.get("settings")
-    if isinstance(settings, dict) and "protocol" not in result:
-        told = [name for name in PROTOCOL if name in settings]
-        words += [f"{name.replace('_', ' ')} {settings[name]}" for name in told]
-    if "data" in result:
-        words.append(f"on {result['data']}")
-    return ", ".join(words)
 
 
 def gain_over(base: int | None, own: int, values: Mapping[int, list[float]]) -> Gain:
@@ -220,11 +163,6 @@ def _floor(cells: Cells) -> list[tuple[str, float]]:
         (FLOOR.get(name, name), mean_and_deviation(values)[0])
         for name, values in accuracies.items()
     ]
-
-
-def _trial_mean(numbers: Any, key: str) -> float | None:
-    trials = numbers.get(key) if isinstance(numbers, dict) else None
-    return number(trials.get("mean")) if isinstance(trials, dict) else None
 
 
 # -- strips of dots, on which every run of an evaluation has its place

@@ -31,10 +31,10 @@ from hardmix.explore.exploring import (
     write_tables,
 )
 from hardmix.report import sentences
-from hardmix.report.overview import folder_name
 from hardmix.report.page import check_out, content_policy, environment, part, visible
 from hardmix.report.sentences import counted
 from hardmix.runs.folder import versions
+from hardmix.runs.summary import folder_name
 from hardmix.runtime.console import say
 from hardmix.runtime.files import write_atomically
 from hardmix.settings.config import DataConfig

@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hardmix.report import sentences
@@ -11,6 +10,7 @@ from hardmix.report.evaluation_tables import NO_EVALUATIONS
 from hardmix.report.grouping import SeedGroup
 from hardmix.report.sentences import counted, listed
 from hardmix.runs.reading import RunRecord, method_uses, number
+from hardmix.runs.summary import data_of, num_images_of
 from hardmix.settings.saved import flatten
 
 FEW = 3
@@ -77,25 +77,9 @@ def run_rows(groups: Sequence[SeedGroup]) -> list[RunRow]:
     return [_row(group, run) for group in groups for run in group.runs]
 
 
-def data_of(run: RunRecord) -> str:
-    """Return the data set's name, or its folder's."""
-    name, root = run.settings.get("data.name"), run.settings.get("data.root")
-    if isinstance(name, str) and name not in ("folder", "list", "shards"):
-        return name
-    return folder_name(root) if isinstance(root, str) else ""
-
-
-def folder_name(root: str) -> str:
-    """Return a folder's name, with the one above it if the name alone says nothing."""
-    parts = Path(root).parts
-    words = parts[-2:] if Path(root).name in ("train", "images", "photos") else parts[-1:]
-    return "/".join(words).replace("//", "/") or root
-
-
 def images_of(run: RunRecord) -> str:
     """Return the number of training images in words; empty if unknown."""
-    counts = [run.settings.get("data.num_images"), run.results.get("knn", {}).get("train")]
-    known = next((count for count in counts if isinstance(count, int)), None)
+    known = num_images_of(run)
     return "" if known is None else counted(known, "image")
 
 

@@ -32,16 +32,6 @@ NO_PICTURES = "No {pictures} of {runs}: hardmix report RUN creates it."
 NOT_MADE = "No {pictures} of {path}: {reason}"
 NO_VERDICT = "{run}: results/verdict.json has no sentence."
 
-# -- what a verdict measures
-
-MEASURES = {
-    "knn": "Share of {images} whose class most of their {neighbours} have.",
-    "views": (
-        "Share of the {neighbours} on which two views of an image agree, the mean over {images}."
-    ),
-}
-GUESSING = "Guessing gives {:.1f} %."
-
 # -- the progress of a run
 
 STATES = {

@@ -76,6 +76,16 @@ class Run:
         self._unwritten: list[tuple[Path, str]] = []
         self._place: tuple[int, int] | None = None
 
+    def __repr__(self) -> str:
+        from hardmix.runs.summary import run_in_words  # which reads runs, and so imports this file
+
+        return f"Run({str(self.path)!r}): {run_in_words(self)}"
+
+    def _repr_html_(self) -> str:
+        from hardmix.runs.summary import run_html
+
+        return run_html(self)
+
     @classmethod
     def create(cls, path: Path | str, config: PretrainConfig) -> "Run":
         """Create a run; raises InputError if the folder already contains one."""

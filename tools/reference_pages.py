@@ -1,9 +1,12 @@
-"""Settings and commands as Markdown tables, for tools/api.py.
+"""The pages of the site's reference, made from the source while the site is built.
 
-Read from the dataclasses that the command line is made of: there is no second list of options.
+Functions and classes are rendered by mkdocstrings from their docstrings; this module only names
+them. Settings and commands are read from the dataclasses that the command line is made of: there is
+no second list of options.
 """
 
 import ast
+import importlib
 import inspect
 import re
 import sys
@@ -11,6 +14,7 @@ import textwrap
 from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -41,9 +45,9 @@ SETTINGS: dict[Any, str] = {
 
 
 def link(text: str, title: str) -> str:
-    """A link to a heading of this page, by GitHub's rule."""
+    """A link to a heading of the page of settings, by GitHub's rule."""
     anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-    return f"[{text}](#{anchor})"
+    return f"[{text}](settings.md#{anchor})"
 
 
 def table(titles: list[str], rows: list[list[str]]) -> str:
@@ -182,14 +186,8 @@ def values(hint: Any) -> str:
 
 def config(kind: Any, prefix: str) -> str:
     """A config: docstring and settings."""
-    path = f"src/{kind.__module__.replace('.', '/')}.py"
-    parts = [
-        f"### {title_of(kind)}",
-        inspect.getdoc(kind) or "",
-        settings_table(kind, prefix),
-        f"[{path}](../{path})",
-    ]
-    return "\n\n".join(parts)
+    text = inspect.getdoc(kind) or ""
+    return f"## {title_of(kind)}\n\n{text}\n\n{settings_table(kind, prefix)}"
 
 
 def options_of(command: str) -> Any:
@@ -209,5 +207,60 @@ def command(name: str) -> str:
     """A command: what it does and its options."""
     kind = options_of(name)
     if not is_dataclass(kind):
-        return f"### hardmix {name}\n\n{cli.COMMANDS[name].__doc__} It has no options."
-    return f"### hardmix {name}\n\n{inspect.getdoc(kind)}\n\n{settings_table(kind, '--')}"
+        return f"## hardmix {name}\n\n{cli.COMMANDS[name].__doc__} It has no options."
+    return f"## hardmix {name}\n\n{inspect.getdoc(kind)}\n\n{settings_table(kind, '--')}"
+
+
+MODULES = {
+    "hardmix": "The loss, the memory, encoders and runs.",
+    "hardmix.losses": "Weights, denominators and filters of negatives, and the logits they read.",
+    "hardmix.strategies": "Who is mixed with whom: the paper's strategies, and what came after.",
+    "hardmix.explore": "Duplicates, clusters, outliers and neighbours of a set of images.",
+    "hardmix.integrations": "The loss as other libraries expect it.",
+}
+"""The modules that users import from, each with a page; `hardmix.config` is on that of settings."""
+
+FIRST = ("MochiLoss", "MemoryQueue", "pretrain", "Run", "load_encoder", "export", "open_images")
+"""Names that a page begins with: what readers look for first."""
+
+ABOUT_SETTINGS = """\
+# Settings
+
+Frozen dataclasses, with keywords only. `--data.num-images` on the command line is
+`PretrainConfig(data=DataConfig(num_images=...))` in Python. The defaults here are those of the
+classes; a [recipe](../recipes.md) changes some, and `hardmix pretrain RECIPE --help-all` shows its
+own, with `--method` those of another method, without the settings that it does not use."""
+
+ABOUT_COMMANDS = """\
+# Commands
+
+`hardmix COMMAND --help` shows the same in a terminal (`pretrain --help-all`). Commands that take a
+RUN look at the run's own images unless `--data.*` names others."""
+
+
+def pages() -> dict[str, str]:
+    """Return the text of every page of the reference, by its path inside docs/."""
+    settings = [config(kind, prefix) for kind, prefix in SETTINGS.items()]
+    commands = [command(name) for name in cli.COMMANDS]
+    return {
+        **{f"reference/{name}.md": module_page(name) for name in MODULES},
+        "reference/settings.md": "\n\n".join([ABOUT_SETTINGS, *settings]) + "\n",
+        "reference/commands.md": "\n\n".join([ABOUT_COMMANDS, *commands]) + "\n",
+    }
+
+
+def module_page(module: str) -> str:
+    """Return a page that names what a module exports; mkdocstrings fills it in."""
+    names = importlib.import_module(module).__all__
+    ordered = [name for name in FIRST if name in names]
+    ordered += [name for name in names if name not in FIRST]
+    entries = [entry(f"{module}.{name}") for name in ordered]
+    return "\n\n".join([f"# {module}", MODULES[module], *filter(None, entries)]) + "\n"
+
+
+def entry(name: str) -> str:
+    """Return the place of one public name; a module of the package has a page of its own."""
+    thing = attrgetter(name.removeprefix("hardmix."))(hardmix)
+    if inspect.ismodule(thing) and not thing.__name__.endswith("recipes"):
+        return ""
+    return f"::: {name}"
