@@ -177,7 +177,7 @@ def parts_of_the_loss_are_what_they_say(names):
 
 
 def opened_by_commands(capfd):
-    """A network by name is built again by every command; one that is an object cannot be."""
+    """Check that every command can build a network by name, but not one that is an object."""
     for words in (
         "knn runs/my-net --baseline untrained",
         "linear runs/my-net --seeds 1",
