@@ -450,6 +450,13 @@ class PretrainConfig:
         return self.uses("mix.num_pairs") and (self.method == "mochi" or points > 0)
 
     @property
+    def only_warms_up(self) -> bool:
+        """Whether training ends before the first epoch that mixes: bit for bit without points."""
+        by_steps = self.mix.warm_up_steps is not None
+        covered = self.mix.warm_up_epochs >= self.train.last_epoch
+        return self.mixes and covered and not by_steps
+
+    @property
     def trunk_lr(self) -> float:
         """Factor on optimizer.lr for the trunk; below 1 for pre-trained weights."""
         if self.optimizer.trunk_lr is not None:
