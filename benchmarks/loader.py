@@ -1,4 +1,4 @@
-"""How fast two views of an image are made, compared with official MoCo's PIL pipeline.
+"""Measures how fast two views of an image are made, compared with official MoCo's pipeline.
 
 Both use the same cores and return batches on the training device. A block is measured at full
 speed: from the arrival of one batch to that of a later one, while workers are busy.

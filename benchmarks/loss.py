@@ -1,4 +1,4 @@
-"""How long the loss takes, compared with plain MoCo and MoCHi as usually written.
+"""Measures the time of the loss, compared with plain MoCo and MoCHi as usually written.
 
 Forward and backward, float32, once for each allocator, with 1 thread and with 2: limits are judged
 with the first allocator and the most threads. Every variant starts from the same raw query and key,
@@ -39,7 +39,7 @@ class LossShape(NamedTuple):
 SMALL, LARGE = LossShape(128, 16384, 1024, 1024, 128), LossShape(256, 65536, 1024, 1024, 512)
 """The shapes of the paper's ImageNet-100 runs, and shapes near those of its ImageNet-1k runs."""
 TINY = LossShape(8, 64, 16, 16, 8)
-"""For --quick, and to run every line once before memory is measured."""
+"""Shape for --quick, and to run every line once before memory is measured."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Raw query and key to the mean loss."""

@@ -63,7 +63,7 @@ def generated() -> dict[str, str]:
 
 
 def section(page: str, title: str) -> str:
-    """What stands under a heading of a generated page, up to the next one."""
+    """Return the text under a heading of a generated page, up to the next one."""
     found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", generated()[page], re.M | re.S)
     assert found, f"{page} has no {title}"
     return found[1]

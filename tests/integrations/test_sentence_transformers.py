@@ -48,7 +48,7 @@ def sentences(library, monkeypatch):
 
 @pytest.fixture
 def model(sentences):
-    """Without dropout, so that every pass is the same."""
+    """Return a model without dropout, so that every pass is the same."""
     return sentences.tiny_model().eval()
 
 

@@ -293,7 +293,7 @@ def test_mixcse_with_the_mirrored_points_of_the_authors_code():
 
 
 def test_feature_transformation():
-    """With their l of 1.37 and 0.61, and their permutation."""
+    """The authors' code drew l = 1.37 and 0.61, and this permutation."""
     first, second = views()
     torch.manual_seed(5)
     order = torch.randperm(20)

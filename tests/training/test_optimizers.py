@@ -51,7 +51,7 @@ def gradients_of(step, shapes):
 
 
 def by_hand(name, start, config, rates, *, plain=()):
-    """Slow and in float64, one number after the other; `plain` layers are not decayed."""
+    """Return the update computed slowly in float64; `plain` layers are not decayed."""
     weights = [each.double().clone() for each in start]
     first = [torch.zeros_like(each) for each in weights]
     second = [torch.zeros_like(each) for each in weights]
@@ -229,7 +229,7 @@ def short(train=None, **more):
 
 @pytest.mark.parametrize("name", ["lars", "adamw"])
 def test_a_run_resumed_in_the_middle_ends_with_the_same_bits(name, tmp_path, monkeypatch):
-    """SGD's is tests/training/test_resume.py."""
+    """SGD is tested in tests/training/test_resume.py."""
     options = {"name": name, "lr": 0.01, "decay_all": False, "clip": 5.0, "warm_up_epochs": 1.5}
     whole = pretrain(short(optimizer=options), tmp_path / "whole")
     signal_after(monkeypatch, {4})
