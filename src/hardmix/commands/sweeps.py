@@ -11,6 +11,7 @@ from hardmix.commands.options import Help, parse
 from hardmix.errors import InputError
 from hardmix.runtime.own_code import check_allowed, is_own
 from hardmix.settings.named_choices import Precision
+from hardmix.settings.saved import CODE, settings
 from hardmix.sweep.grid_rows import Grid, ScaleName
 from hardmix.sweep.grids import GRIDS, grid_named
 
@@ -99,12 +100,10 @@ class Sweep:
 def check_code(file: str, grid: Grid) -> None:
     """Raise UnnamedCodeError if a row needs code that is not named on the command line."""
     for config in (row.own for row in grid.rows if row.own is not None):
-        for setting, name in {
-            "model.backbone": config.model.backbone,
-            "data.views": config.data.views,
-        }.items():
-            if is_own(name or ""):
-                check_allowed(name or "", setting, file)
+        values = settings(config)
+        for setting in CODE:
+            if is_own(values[setting] or ""):
+                check_allowed(values[setting], setting, file)
 
 
 def sweep(arguments: list[str]) -> None:
