@@ -202,7 +202,7 @@ def status_of(words: str) -> int:
 
 
 def changed_copy(folder: Path) -> Path:
-    """The package with every change of the page, and the small ones, made to it."""
+    """Copy the package, with every change of the page and the small ones."""
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
     for path, text in NEW_FILES.findall(PAGE):
         (folder / path).write_text(text)
