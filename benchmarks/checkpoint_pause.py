@@ -1,4 +1,4 @@
-"""How long training stands still at a checkpoint: written at once, or copied for a thread.
+"""Measures how long a checkpoint stops training: written at once, or copied for a thread.
 
     python benchmarks/checkpoint_pause.py [--rounds 5] [--folder DIR]
 
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def state() -> dict[str, torch.Tensor]:
-    """Tensors of the size of a checkpoint's."""
+    """Return tensors of the size of a checkpoint's."""
     weights = build_backbone("resnet50").trunk.state_dict()
     parts = ("query", "key", "momentum")
     tensors = {f"{part}.{name}": each.clone() for part in parts for name, each in weights.items()}

@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def count_loss(batch: int) -> None:
-    """The loss by itself, with PyTorch's random numbers, forward and backward."""
+    """Count the loss by itself, with PyTorch's random numbers, forward and backward."""
     with gpu() as log:
         query = torch.randn(batch, 128, device="cuda", requires_grad=True)
         key = torch.randn(batch, 128, device="cuda")
@@ -66,7 +66,7 @@ def count_loss(batch: int) -> None:
 
 
 def count_views() -> None:
-    """Colours, and the crops of images in memory."""
+    """Count colours, and the crops of images in memory."""
     config, ids = DataConfig(image_size=64), torch.arange(32)
     with gpu() as log:
         crops = torch.randint(0, 256, (2, 32, 3, 64, 64), dtype=torch.uint8).to("cuda")
@@ -91,7 +91,7 @@ def outside_the_loss(log: DeviceLog) -> DeviceLog:
 
 
 def show(name: str, log: DeviceLog) -> None:
-    """One line of the table."""
+    """Print a line of the table."""
     counts = (log.synchronisations, log.blocking_copies, log.launches)
     numbers = " | ".join(str(len(entries)) for entries in counts)
     sys.stdout.write(f"| {name} | {numbers} |\n")

@@ -1,4 +1,4 @@
-"""How cost grows: of the loss with K, N, s, s' and batch, of the step with batch and image size.
+"""Measures the growth of the loss's cost with its sizes, and of the step's with batch and image.
 
 Also of loading, with workers and with processes, each of which should need its share of the CPU
 time; and of training with processes, each of which gets its share of the cores, or its own GPU.
@@ -54,7 +54,7 @@ LOADING = "CPU time of each process"
 
 
 def plan(setup: Setup) -> list[BenchJob]:
-    """One factor at a time."""
+    """Sizes of the loss, of which one factor changes at a time."""
     rounds = min(MOST_ROUNDS, setup.rounds)
     counts = [number for number in (1, 2, 4, 8) if number <= setup.cores]
     workers = {f"loader: {number} workers": jpeg_size(setup, number) for number in counts}
@@ -82,7 +82,7 @@ def plan(setup: Setup) -> list[BenchJob]:
 
 
 def loss_items(setup: Setup) -> dict[str, LossShape]:
-    """One factor at a time from the base."""
+    """Return sizes that differ from the base in one factor."""
     if setup.quick:
         return {"loss: K = 64": loss.TINY}
     return {

@@ -14,7 +14,7 @@ from hardmix.settings.config import DataConfig
 PHOTOGRAPH = (500, 375)
 """Width and height, near ImageNet's mean."""
 JPEG_QUALITY = 92
-"""So that a generated file has about as many bytes as one of ImageNet, 110 KB."""
+"""Quality at which a generated file has about as many bytes as one of ImageNet, 110 KB."""
 
 
 def small_data(root: str | None, size: int = 32, number: int | None = None) -> DataConfig:

@@ -74,7 +74,7 @@ class BenchJob:
     """Name of a function in worker.MEASURES."""
     settings: dict[str, Any]
     turns: int
-    """How often it reports progress."""
+    """Number of its reports of progress."""
     allocator: str = "default"
 
 

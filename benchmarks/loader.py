@@ -1,4 +1,4 @@
-"""How fast two views of an image are made, compared with official MoCo's PIL pipeline.
+"""Measures how fast two views of an image are made, compared with official MoCo's pipeline.
 
 Both use the same cores and return batches on the training device. A block is measured at full
 speed: from the arrival of one batch to that of a later one, while workers are busy.
@@ -80,7 +80,7 @@ def plan(setup: Setup) -> list[BenchJob]:
 
 
 def loader_job(title: str, setup: Setup, items: dict[str, LoaderSize], rounds: int) -> BenchJob:
-    """A job of `measure`: these sizes, by name."""
+    """Return a job of `measure`: these sizes, by name."""
     settings = {**setup.common, "rounds": rounds, "items": items}
     turns, allocator = rounds * len(items), setup.allocators[0]
     return BenchJob(title=title, kind="loader", settings=settings, turns=turns, allocator=allocator)

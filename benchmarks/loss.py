@@ -1,4 +1,4 @@
-"""How long the loss takes, compared with plain MoCo and MoCHi as usually written.
+"""Measures the time of the loss, compared with plain MoCo and MoCHi as usually written.
 
 Forward and backward, float32, once for each allocator, with 1 thread and with 2: limits are judged
 with the first allocator and the most threads. Every variant starts from the same raw query and key,
@@ -39,7 +39,7 @@ class LossShape(NamedTuple):
 SMALL, LARGE = LossShape(128, 16384, 1024, 1024, 128), LossShape(256, 65536, 1024, 1024, 512)
 """The shapes of the paper's ImageNet-100 runs, and shapes near those of its ImageNet-1k runs."""
 TINY = LossShape(8, 64, 16, 16, 8)
-"""For --quick, and to run every line once before memory is measured."""
+"""Shape for --quick, and to run every line once before memory is measured."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Raw query and key to the mean loss."""
@@ -111,20 +111,20 @@ def lightly_bank(shape: LossShape, negatives: Tensor) -> Loss:
 
 
 def hardmix_mochi(shape: LossShape, negatives: Tensor) -> Loss:
-    """The loss of hardmix with a queue."""
+    """Return the loss of hardmix with a queue."""
     mochi = MochiLoss(*shape[2:], temperature=TEMPERATURE)
     memory = MemoryQueue.prefilled(negatives)
     return lambda query, key: mochi(query, key, memory)
 
 
 def hardmix_tensor(shape: LossShape, negatives: Tensor) -> Loss:
-    """The loss of hardmix with a plain tensor, whose vectors it must normalise itself."""
+    """Return the loss of hardmix with a plain tensor, whose vectors it must normalise itself."""
     mochi = MochiLoss(*shape[2:], temperature=TEMPERATURE)
     return lambda query, key: mochi(query, key, negatives)
 
 
 def hardmix_moco(shape: LossShape, negatives: Tensor) -> Loss:
-    """The loss of hardmix without synthetic points."""
+    """Return the loss of hardmix without synthetic points."""
     return hardmix_mochi(shape._replace(num_pairs=0, num_with_query=0), negatives)
 
 
@@ -187,7 +187,7 @@ def loss_job(
     threads: list[int],
     allocator: str,
 ) -> BenchJob:
-    """A job of `measure`: these variants at these shapes, by name."""
+    """Return a job of `measure`: these variants at these shapes, by name."""
     settings = {
         **setup.common,
         "rounds": rounds,

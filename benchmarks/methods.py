@@ -1,4 +1,4 @@
-"""How long a training step of SimCLR, BYOL and SwAV takes, compared with lightly's.
+"""Measures a training step of SimCLR, BYOL and SwAV, compared with lightly's.
 
 Network, batch, views, head and loss are the same; images are precomputed noise. hardmix's step is
 the code of `hardmix pretrain`.

@@ -12,7 +12,7 @@ import torch
 from benchmarks.jobs import Row, Tell
 
 Block = Callable[[], float]
-"""Does a fixed amount of work; returns the milliseconds it took."""
+"""A function that does a fixed amount of work, and returns the milliseconds it took."""
 
 
 def take_turns(

@@ -46,7 +46,7 @@ EPOCHS = 3
 
 
 def main() -> None:
-    """Every case, four ways; status 1 where anything differs."""
+    """Compare every case, four ways; end with status 1 if anything differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commit", required=True, help="the older commit")
     parser.add_argument("--cifar", type=Path, help="folder of CIFAR-10; without it, shapes alone")
@@ -87,7 +87,7 @@ def compare_case(case: str, folder: Path, old: Path, cifar: Path | None) -> list
 
 
 def write_config(case: str, folder: Path, old: Path, cifar: Path | None) -> Path:
-    """The older commit's own config of a case, every setting written out, made small."""
+    """Write the older commit's config of a case, with every setting, and made small."""
     recipe, _, method, *rest = CASES[case]
     source = (
         "import dataclasses, json, sys\n"
@@ -109,7 +109,7 @@ def write_config(case: str, folder: Path, old: Path, cifar: Path | None) -> Path
 
 
 def finish(tree: Path, words: list[str], processes: int = 1) -> None:
-    """A `hardmix` command of a tree, to its end."""
+    """Run a `hardmix` command of a tree to its end."""
     launcher = ["-m", "hardmix"]
     if processes > 1:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -118,7 +118,7 @@ def finish(tree: Path, words: list[str], processes: int = 1) -> None:
 
 
 def stop_in_the_middle(tree: Path, words: list[str], folder: Path) -> None:
-    """SIGTERM as soon as two lines are logged: the run saves and ends with status 75."""
+    """Send SIGTERM as soon as two lines are logged: the run saves and ends with status 75."""
     process = subprocess.Popen([sys.executable, "-m", "hardmix", *words], **quietly(tree))
     metrics = folder / "metrics.jsonl"
     while process.poll() is None:
@@ -131,7 +131,7 @@ def stop_in_the_middle(tree: Path, words: list[str], folder: Path) -> None:
 
 
 def run(tree: Path, words: list[str], *, capture: bool = False) -> str:
-    """Python with a tree's package; ends everything where it fails."""
+    """Run Python with a tree's package, and exit if it fails."""
     options = quietly(tree) | ({"stdout": subprocess.PIPE} if capture else {})
     done = subprocess.run([sys.executable, *words], check=False, text=True, **options)
     if done.returncode:
@@ -140,13 +140,13 @@ def run(tree: Path, words: list[str], *, capture: bool = False) -> str:
 
 
 def quietly(tree: Path) -> dict:
-    """One thread: with more, sums may be ordered by chance."""
+    """Return options for one thread; with more, the order of sums may vary."""
     environment = os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
     return {"env": environment, "stdout": subprocess.DEVNULL, "cwd": tree}
 
 
 def differences_of(first: Path, second: Path) -> list[str]:
-    """Tensors and logged numbers that are not equal to the bit."""
+    """Return a sentence for tensors and logged numbers that are not equal to the bit."""
     names = f"{first.name} and {second.name}"
     ours, theirs = (load_file(each / "encoder.safetensors") for each in (first, second))
     found = [f"{names}: other tensors"] if ours.keys() != theirs.keys() else []
@@ -163,13 +163,13 @@ def differences_of(first: Path, second: Path) -> list[str]:
 
 
 def logged(file: Path) -> list[dict]:
-    """A log without what the clock wrote into it."""
+    """Return a log without numbers that depend on the clock."""
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     return [{k: repr(v) for k, v in line.items() if k not in SPEED} for line in lines]
 
 
 def git(*words: str) -> None:
-    """In this repository."""
+    """Run git in this repository."""
     subprocess.run(["git", "-C", str(HERE), *words], check=True, stdout=subprocess.DEVNULL)
 
 

@@ -1,4 +1,4 @@
-"""How long a whole training step takes: encoders, momentum update, loss, backward, SGD, queue.
+"""Measures a whole training step: encoders, momentum update, loss, backward, SGD, queue.
 
 The steps of hardmix, official MoCo and lightly have the same signature here. hardmix's is the code
 of `hardmix pretrain`. Images are precomputed noise: loader.py measures the cost of making views.
@@ -55,7 +55,7 @@ class StepSize(NamedTuple):
 
 RESNET18, RESNET50 = StepSize("resnet18-cifar", 64, 32), StepSize("resnet50", 16, 96)
 TINY = StepSize("small", 8, 32, 64, 16, 8, 4)
-"""For --quick, and to run every line once before memory is measured."""
+"""Size for --quick, and to run every line once before memory is measured."""
 WARM_UPS = 2
 STEPS_ON_GPU = 10
 """Steps in a block: a single step is too short to time there."""
@@ -200,7 +200,7 @@ def plan(setup: Setup) -> list[BenchJob]:
 def step_job(
     title: str, setup: Setup, names: list[str], items: dict[str, StepSize], rounds: int
 ) -> BenchJob:
-    """A job of `measure`: these variants at these sizes, by name."""
+    """Return a job of `measure`: these variants at these sizes, by name."""
     settings = {**setup.common, "rounds": rounds, "variants": names, "items": items}
     turns, allocator = rounds * len(items), setup.allocators[0]
     return BenchJob(title=title, kind="step", settings=settings, turns=turns, allocator=allocator)

@@ -215,7 +215,7 @@ ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": "0",
     "MALLOC_ARENA_MAX": "1",
 }
-"""glibc gives freed memory back at once, so that the peak is that of what was in use."""
+"""Make glibc return freed memory at once, so that the peak is the memory in use."""
 
 
 def memory(before: Path, after: Path) -> None:

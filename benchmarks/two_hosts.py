@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
     ok: bool
     seen: str
     seconds: float
-    """From the fault to the end of the processes that had to notice it."""
+    """Time from the fault to the end of the processes that had to notice it."""
 
 
 class Job:
@@ -82,7 +82,7 @@ class Job:
 
     @property
     def told(self) -> str:
-        """The end of what hardmix has printed, without torchrun's own traceback."""
+        """The end of hardmix's output, without torchrun's own traceback."""
         return self.text.partition("Traceback (most recent call last)")[0][-1200:]
 
     def find_rank(self) -> None:
@@ -109,7 +109,7 @@ class Job:
 
     @property
     def statuses(self) -> list[int]:
-        """Exit statuses of its rank, as torchrun lists them."""
+        """Return the exit statuses of its rank, as torchrun lists them."""
         return [int(found) for found in re.findall(r"exitcode\s*: (-?\d+)", self.text)]
 
 
@@ -155,7 +155,7 @@ class Hosts:
         ip("-n", self.name("switch"), "link", "set", "port-b", into)
 
     def processes(self, host: str) -> list[int]:
-        """Return those of a host."""
+        """Return the processes of a host."""
         command = ["ip", "netns", "pids", self.name(host)]
         found = subprocess.run(command, capture_output=True, text=True, check=False)
         return [int(process) for process in found.stdout.split()]
@@ -184,7 +184,7 @@ def ip(*words: str) -> None:
 
 @contextmanager
 def two_hosts() -> Iterator[Hosts]:
-    """Hosts that are gone afterwards, whatever happens."""
+    """Yield hosts, which are gone afterwards, whatever happens."""
     hosts = Hosts()
     try:
         hosts.build()
@@ -243,7 +243,7 @@ def status_of(run: Path) -> dict[str, str]:
 
 
 def noticed(bench: Bench, run: Path, jobs: dict[str, Job], since: float) -> Outcome:
-    """The remaining hosts must end with 75 and name what was lost; then the run is resumed."""
+    """Check that the remaining hosts end with 75 and name what was lost; then resume the run."""
     faults, seen = [], []
     for host, job in jobs.items():
         other = bench.hosts.name("b" if host == "a" else "a")
@@ -290,7 +290,7 @@ def start_between_hosts(bench: Bench, run: Path) -> Outcome:
 
 
 def loopback_name(bench: Bench, run: Path) -> Outcome:
-    """Debian's 127.0.1.1 for the host's own name: the warning, and what happens without advice."""
+    """Use Debian's 127.0.1.1 for the host's own name, without the advice of the warning."""
     for host in ADDRESSES:
         bench.hosts.resolve(host, own="127.0.1.1")
     began = time.monotonic()
@@ -308,7 +308,7 @@ def loopback_name(bench: Bench, run: Path) -> Outcome:
 
 
 def interface_named(bench: Bench, run: Path) -> Outcome:
-    """The same with GLOO_SOCKET_IFNAME set, as docs/scaling.md advises."""
+    """Do the same with GLOO_SOCKET_IFNAME set, as docs/scaling.md advises."""
     began = time.monotonic()
     jobs = bench.start(run, GLOO_SOCKET_IFNAME=CABLE)
     ended = [job.wait() for job in jobs]
@@ -323,21 +323,21 @@ def interface_named(bench: Bench, run: Path) -> Outcome:
 
 
 def cut_cable(bench: Bench, run: Path) -> Outcome:
-    """The cable is pulled in mid-training: no packet arrives, no connection is closed."""
+    """Pull the cable during training: no packet arrives, and no connection is closed."""
     a, b = bench.train_some(run)
     bench.hosts.plug("down")
     return noticed(bench, run, {"a": a, "b": b}, time.monotonic())
 
 
 def processes_killed(bench: Bench, run: Path) -> Outcome:
-    """Every process of host b is killed; its kernel closes the connections."""
+    """Kill every process of host b; its kernel closes the connections."""
     a, _ = bench.train_some(run)
     bench.hosts.kill("b")
     return noticed(bench, run, {"a": a}, time.monotonic())
 
 
 def power_off(bench: Bench, run: Path) -> Outcome:
-    """Host b is gone without a word."""
+    """Remove host b without closing its connections."""
     a, _ = bench.train_some(run)
     bench.hosts.plug("down")
     bench.hosts.kill("b")
@@ -345,7 +345,7 @@ def power_off(bench: Bench, run: Path) -> Outcome:
 
 
 def power_off_first(bench: Bench, run: Path) -> Outcome:
-    """Host a, with rank 0, the store and the run's folder, is gone without a word."""
+    """Remove host a, with rank 0, the store and the run's folder, in the same way."""
     _, b = bench.train_some(run)
     bench.hosts.plug("down")
     bench.hosts.kill("a")
@@ -353,7 +353,7 @@ def power_off_first(bench: Bench, run: Path) -> Outcome:
 
 
 def restarted(bench: Bench, run: Path, victim: str) -> Outcome:
-    """With --max-restarts 3, the rank of a host is killed: the job recovers by itself."""
+    """Kill the rank of a host with --max-restarts 3: the job recovers by itself."""
     jobs = bench.train_some(run, restarts=3)
     os.kill(jobs["ab".index(victim)].rank, signal.SIGKILL)
     since = time.monotonic()
@@ -369,17 +369,17 @@ def restarted(bench: Bench, run: Path, victim: str) -> Outcome:
 
 
 def restart_after_b(bench: Bench, run: Path) -> Outcome:
-    """--max-restarts 3, rank 1 killed."""
+    """Kill rank 1 with --max-restarts 3."""
     return restarted(bench, run, "b")
 
 
 def restart_after_a(bench: Bench, run: Path) -> Outcome:
-    """--max-restarts 3, rank 0 killed."""
+    """Kill rank 0 with --max-restarts 3."""
     return restarted(bench, run, "a")
 
 
 def host_returns(bench: Bench, run: Path) -> Outcome:
-    """--max-restarts 3, host b is lost, and its torchrun is started again later."""
+    """Lose host b with --max-restarts 3, and start its torchrun again later."""
     a, _ = bench.train_some(run, restarts=3)
     bench.hosts.plug("down")
     bench.hosts.kill("b")
@@ -413,7 +413,7 @@ CASES: dict[str, Callable[[Bench, Path], Outcome]] = {
 
 
 def main() -> None:
-    """All cases, one after another."""
+    """Run all cases, one after another."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[], help="words that a case's name contains")
     options = parser.parse_args()

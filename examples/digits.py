@@ -14,18 +14,18 @@ DIM = 64
 
 
 def read_digits() -> tuple[Tensor, Tensor]:
-    """Images as rows of 8 x 8 numbers from 0 to 1, and which digit each shows."""
+    """Return images as rows of 8 x 8 numbers from 0 to 1, and the digit that each shows."""
     digits = load_digits()
     return torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
 
 
 def view(images: Tensor) -> Tensor:
-    """A fifth of the pixels is left out, anew each time."""
+    """Return images with a random fifth of the pixels left out."""
     return images * (torch.rand_like(images) > 0.2)
 
 
 def build_encoder() -> nn.Module:
-    """Any network will do. Batch norm would need MoCo's shuffling, so this one has none."""
+    """Return a network without batch norm, which would need MoCo's shuffling."""
     return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, DIM))
 
 
@@ -38,7 +38,7 @@ def follow(key_encoder: nn.Module, encoder: nn.Module, share: float = 0.05) -> N
 
 @torch.no_grad()
 def found(encoder: nn.Module) -> float:
-    """Share of 500 digits whose second view is closer to the first than any other digit's is."""
+    """Return the share of 500 digits whose second view is closer to the first than any other."""
     images = read_digits()[0][:500]
     first, second = (normalize(encoder(view(images)), dim=1) for _ in range(2))
     closest = (first @ second.T).argmax(dim=1)

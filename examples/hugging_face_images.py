@@ -19,7 +19,7 @@ from hardmix import draw_shapes, load_encoder, pretrain, recipes
 
 
 def small_set(num_images: int = 96) -> Dataset:
-    """Pillow images and labels: what `load_dataset` gives, too."""
+    """Return a set with Pillow images and labels, as `load_dataset` does."""
     images, labels = draw_shapes(num_images)
     pictures = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in images]
     return Dataset.from_dict({"image": pictures, "label": labels.tolist()})

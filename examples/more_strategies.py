@@ -18,14 +18,14 @@ from hardmix.strategies import VECTOR, Candidates, plan_points
 
 
 def narrowing(candidates: Candidates) -> hardmix.MixPlan:
-    """All negatives may be mixed at first, and the N hardest at the end."""
+    """Mix any negatives at first, and only the N hardest at the end."""
     total = candidates.similarity.shape[1]
     number = total + (candidates.num_hardest - total) * float(candidates.progress)
     return plan_points(replace(candidates, num_hardest=round(number)))
 
 
 def slerp(candidates: Candidates) -> hardmix.MixPlan:
-    """MoCHi's points, each at the angle share * angle from its negative."""
+    """Make MoCHi's points, each at the angle share * angle from its negative."""
     plan, negatives = plan_points(candidates), candidates.embeddings.negatives
     base, other = plan.base.clamp(min=0), plan.partner.clamp(min=0)
     cosine = (negatives[base] * negatives[other]).sum(dim=2)
@@ -37,7 +37,7 @@ def slerp(candidates: Candidates) -> hardmix.MixPlan:
 
 
 def three_way(candidates: Candidates) -> hardmix.MixPlan:
-    """Points of three negatives: the plan has `vectors` of its own, the mix of two, as partners."""
+    """Mix three negatives: the plan has `vectors` of its own, mixes of two, as partners."""
     number, negatives = candidates.num_pairs, candidates.embeddings.negatives
     which = (candidates.uniform(3 * number) * candidates.hardest.number).long()
     rows = candidates.hardest.positions.gather(1, which).unflatten(1, (3, number))

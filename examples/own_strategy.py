@@ -19,7 +19,7 @@ from hardmix.strategies import Candidates, plan_points
 
 
 def plan_semi_hard(candidates: Candidates, *, num_skipped: int = 64) -> MixPlan:
-    """MoCHi's points, made of the N hardest negatives after the `num_skipped` very hardest."""
+    """Make MoCHi's points of the N hardest negatives after the `num_skipped` very hardest."""
     similarity, exclude = candidates.similarity, candidates.exclude
     if exclude is None:
         exclude = torch.zeros_like(similarity, dtype=torch.bool)

@@ -16,7 +16,7 @@ PLACES = {"hill": "slope", "shore": "beach", "forest": "woods", "town": "city"}
 
 
 def sentence_pairs() -> Dataset:
-    """320 descriptions, each in two wordings that share no word of meaning."""
+    """Return 320 descriptions, each in two wordings that share no word of meaning."""
     parts = itertools.product(*(words.items() for words in (SIZES, COLOURS, THINGS, PLACES)))
     pairs = [tuple(zip(*words, strict=True)) for words in parts]
     return Dataset.from_dict(
@@ -28,7 +28,7 @@ def sentence_pairs() -> Dataset:
 
 
 def tiny_model() -> SentenceTransformer:
-    """A transformer of one layer with random weights, and a vocabulary of these sentences."""
+    """Return a transformer of one layer with random weights and a vocabulary of these sentences."""
     pairs = sentence_pairs()
     words = sorted(set(" ".join([*pairs["anchor"], *pairs["positive"]]).split()))
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
@@ -43,7 +43,7 @@ def tiny_model() -> SentenceTransformer:
 
 
 def found(model: SentenceTransformer, pairs: Dataset) -> float:
-    """Share of sentences to which their own paraphrase is the closest of all."""
+    """Return the share of sentences to which their own paraphrase is the closest of all."""
     first, second = model.encode(pairs["anchor"]), model.encode(pairs["positive"])
     closest = model.similarity(first, second).argmax(dim=1)
     return (closest == torch.arange(len(pairs))).float().mean().item()

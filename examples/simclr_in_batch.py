@@ -15,7 +15,7 @@ from hardmix import MochiLoss
 
 
 def both_ways(loss: MochiLoss, first: Tensor, second: Tensor) -> Tensor:
-    """The loss of two views' embeddings, each asking for the other."""
+    """Return the loss of two views' embeddings, each of which is a query for the other."""
     query, key = torch.cat([first, second]), torch.cat([second, first])
     # The negatives are the keys. The own key is left out already; here, the query itself.
     itself = torch.eye(len(query), dtype=torch.bool, device=query.device).roll(len(first), dims=1)

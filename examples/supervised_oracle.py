@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
 
 
 def train(steps: int, batch_size: int, oracle: bool) -> Outcome:
-    """As in plain_pytorch.py, but the queue remembers labels."""
+    """Train as in plain_pytorch.py, but with labels in the queue."""
     torch.manual_seed(0)
     images, labels = read_digits()
     encoder = build_encoder()

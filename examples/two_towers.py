@@ -1,4 +1,4 @@
-"""Two towers, as in CLIP: of each digit one sees the left half, the other the right half.
+"""Two towers, as in CLIP: one sees the left half of each digit, the other the right half.
 
 python examples/two_towers.py [--steps 300]         # with open_clip: in place of its ClipLoss
 """

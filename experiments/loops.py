@@ -34,9 +34,9 @@ LOOPS = {
     "recommender": "MochiLoss",
     "supcon_waveforms": "SupConLoss",
 }
-"""Each example, and the loss in it."""
+"""The loss in each example."""
 STEPS = {"sentence_transformers_loop": 10}
-"""Steps other than the example's own."""
+"""Numbers of steps that differ from the example's."""
 
 PLAIN = {"num_pairs": 0, "num_with_query": 0, "weights": "none"}
 CHANGES: dict[str, dict[str, Any]] = {
@@ -69,7 +69,7 @@ def options_of(loop: str, change: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Train what has no record."""
+    """Train every loop that has no record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--first-seed", type=int, default=1)
@@ -111,7 +111,7 @@ def trained(loop: str, change: str, seed: int) -> dict[str, float]:
 
 @contextmanager
 def changed(module: Any, loop: str, change: str) -> Iterator[None]:
-    """A context in which the example's loss has other options."""
+    """Give the example's loss other options within the context."""
     name = LOOPS[loop]
     loss = getattr(module, name)
     setattr(module, name, with_options(loss, loop, change))

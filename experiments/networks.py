@@ -12,5 +12,5 @@ class WideResNet(SmallResNet):
 
 
 def wide(channels: int = 3) -> nn.Module:
-    """For `model.backbone = "networks:wide"`, with experiments on PYTHONPATH."""
+    """Return the network of `model.backbone = "networks:wide"`, with experiments on PYTHONPATH."""
     return WideResNet(channels)

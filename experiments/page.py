@@ -43,7 +43,7 @@ class Table(NamedTuple):
     titles: str
     cells: str
     rows: tuple[tuple[str, str], ...]
-    """The first cells as text, and the runs."""
+    """The text of the first cells, and the runs."""
 
 
 TABLES = {
@@ -236,7 +236,7 @@ TABLES = {
 
 BLOCK = re.compile(r"(?P<begin><!-- table (?P<name>\S+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 WHOLE = ("synthetic_mass", "images_per_second", "peak_mb")
-"""Shown without decimals and without a deviation."""
+"""Measures shown without decimals and without a deviation."""
 ONE_DIGIT = ("proxy_accuracy", "proxy_accuracy_mixed")
 
 
@@ -256,7 +256,7 @@ class Row(NamedTuple):
 
 
 Evidence = Mapping[str, Row]
-"""By GRID/ROW."""
+"""Results by GRID/ROW."""
 
 
 def filled(page: str, evidence: Evidence) -> str:

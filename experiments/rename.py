@@ -1,4 +1,4 @@
-"""Takes records of runs in under their right names.
+"""Files records of runs under their right names.
 
     python experiments/rename.py FILE... [--to FOLDER]
 

@@ -24,10 +24,10 @@ from hardmix.sweep.results import collect
 from hardmix.sweep.sweeping import sweep
 
 FOLDER = Path(os.path.relpath(Path(__file__).parent))
-"""Relative, because tables contain their command, and should contain no path of a machine."""
+"""Folder of the tables; relative, because tables contain their command."""
 TABLES, DOCS = FOLDER / "tables", FOLDER.parent / "docs"
 PENDING = ("long", "warm-up")
-"""Grids whose runs are not complete; nobody looks at them before (see the plan, 2026-11-18)."""
+"""Grids whose runs are not complete, and whose results are not read (experiments/plan.md)."""
 PAGES = (DOCS / "results.md", FOLDER.parent / "README.md")
 
 EVERYWHERE = (

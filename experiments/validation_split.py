@@ -13,7 +13,7 @@ EVERY = 5
 
 
 def main(source: Path, out: Path) -> None:
-    """One link for every image."""
+    """Make a link for every image."""
     for folder in sorted((source / "train").iterdir()):
         for number, file in enumerate(sorted(folder.iterdir())):
             split = "val" if number % EVERY == EVERY - 1 else "train"

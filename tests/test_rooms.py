@@ -28,7 +28,7 @@ def tree_of(file: Path) -> ast.Module:
 
 
 def imported(file: Path) -> set[str]:
-    """Modules of hardmix that a file imports, wherever in it."""
+    """Return the modules of hardmix that a file imports anywhere."""
     found: set[str] = set()
     for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -108,7 +108,7 @@ def test_no_two_files_and_no_two_classes_have_one_name():
 
 
 def test_a_function_has_one_door():
-    """No module but the package itself hands on what another defines."""
+    """Only the package itself re-exports names of its modules."""
     for file in MODULES:
         if file in PUBLIC:
             continue
@@ -153,7 +153,7 @@ def names_defined(node: ast.stmt) -> set[str]:
 
 
 def test_what_is_trained_is_known_in_its_room_alone():
-    """Outside of methods/ nobody asks which one it is."""
+    """Only methods/ contains code that depends on the method's class."""
     kinds = {
         node.name
         for file in (PACKAGE / "methods").glob("*.py")

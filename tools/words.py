@@ -20,7 +20,12 @@ PAGES = (ROOT, ROOT / "docs", ROOT / "experiments")
 PLAN = ROOT / "experiments" / "plan.md"
 
 OPENING = re.compile(r"(Of|What|Which|Whose|By what|To what|From what)\b(?![^.]*\?)")
-"""Openings without a noun. A question may begin like this."""
+"""Openings without a noun, of docstrings and comments. A question may begin like this."""
+DOCSTRING = re.compile(
+    r"(As|Else|Neither|Nor|Within|Whatever|Would|Does|Over|Inside|So|By|Also where|Also if)\b"
+    r"(?![^.]*\?)"
+)
+"""Openings of docstrings that lean on a name outside of them."""
 
 PHRASES = (
     r"knows? (them|it|him|one) not",
@@ -35,6 +40,9 @@ PHRASES = (
     r"a number that is none",
     r"a defect of ours",
 )
+NOT_IN_A_WHEEL = re.compile(r"\b(docs|experiments|tools|benchmarks)/[\w-]+\.")
+"""Files that a message of the package must not point at, because a wheel does not contain them."""
+
 ORGANISATION = r"\b(helpers?|sub-?agents?|our (last|next|previous) session)\b"
 """How the work was organised; the word session has other meanings, so it is listed with care."""
 
@@ -45,8 +53,8 @@ class Passage(NamedTuple):
     file: Path
     line: int
     text: str
-    opens: bool
-    """Whether it is a docstring or comment, whose first words count."""
+    kind: str
+    """docstring, comment, continued, string or page; openings of the first two count."""
 
 
 def main() -> None:
@@ -65,7 +73,7 @@ def passages() -> Iterator[Passage]:
     for folder in PAGES:
         for page in sorted(folder.glob("*.md")):
             for number, line in enumerate(page.read_text().splitlines(), start=1):
-                yield Passage(page, number, line, opens=False)
+                yield Passage(page, number, line, "page")
 
 
 def prose_of(file: Path) -> Iterator[Passage]:
@@ -77,22 +85,29 @@ def prose_of(file: Path) -> Iterator[Passage]:
     }  # of modules, classes and functions, and those below a setting
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield Passage(file, node.lineno, node.value, opens=node in docstrings)
+            yield Passage(
+                file, node.lineno, node.value, "docstring" if node in docstrings else "string"
+            )
     last = -1
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             line = token.start[0]
-            yield Passage(file, line, token.string.lstrip("#: "), opens=line != last + 1)
+            kind = "comment" if line != last + 1 else "continued"  # only the first line opens it
+            yield Passage(file, line, token.string.lstrip("#: "), kind)
             last = line
 
 
 def refused(passage: Passage) -> Iterator[str]:
     """Yield a sentence for every phrase that a passage should not have."""
     where = f"{passage.file.relative_to(ROOT)}:{passage.line}"
-    if passage.opens and OPENING.match(passage.text):
+    openings = {"docstring": (OPENING, DOCSTRING), "comment": (OPENING,)}.get(passage.kind, ())
+    if any(opening.match(passage.text) for opening in openings):
         yield f'{where}: begins without a noun: "{passage.text.splitlines()[0]}"'
+    if passage.kind == "string" and passage.file.is_relative_to(ROOT / "src"):
+        for found in NOT_IN_A_WHEEL.finditer(passage.text):
+            yield f'{where}: a message points at "{found[0]}", which a wheel does not contain'
     phrases = "|".join(PHRASES)
-    if passage.file.suffix == ".md" and passage.file != PLAN:
+    if passage.kind == "page" and passage.file != PLAN:
         phrases += f"|{ORGANISATION}"
     for found in re.finditer(phrases, passage.text):
         yield f'{where}: nobody says "{found[0]}"'

@@ -21,7 +21,7 @@ from ranks import start, state_of
 from small_methods import EVERY, small
 
 KILL = -1
-"""In place of the number of an error."""
+"""Stands for a kill in place of the number of an error."""
 ERRORS = [errno.EIO, errno.ESTALE, errno.EDQUOT, errno.ENOSPC]
 CHAIN = 4
 """Kills of one run, which is then trained to its end and compared."""
@@ -40,7 +40,7 @@ def preload(folder: Path) -> bool:
 
 
 def arm(folder: Path, call: int, fault: int) -> None:
-    """From now on, count calls below a folder; the chosen one kills, or fails with an error."""
+    """Count calls below a folder from now on; the chosen one kills, or fails with an error."""
     ctypes.CDLL(None).torture_arm(os.fsencode(folder), call, fault)
 
 
@@ -48,7 +48,7 @@ def arm(folder: Path, call: int, fault: int) -> None:
 
 
 def kill_saves(folder, number, generator, findings):
-    """Kill every save of so many methods at each of its file calls."""
+    """Kill every save of `number` methods at each of its file calls."""
     folder.mkdir()
     counts, chosen = {}, set(generator.sample(EVERY, min(number, len(EVERY))))
     for place, name in enumerate(each for each in EVERY if each in chosen):
@@ -67,7 +67,7 @@ def kill_saves(folder, number, generator, findings):
 
 
 def kill_saves_of(name, folder, out):
-    """The first two saves of a run, and all of its two epochs' last steps.
+    """Kill the first two saves of a run, and those of its two epochs' last steps.
 
     It saves before every step, and again after a measurement, an epoch, and new clusters.
     """
@@ -104,13 +104,13 @@ def killed_at(call, run, save):
 
 
 def config_of(name):
-    """Two epochs of three steps, saved before every step, with k-NN; a verdict on MoCHi alone."""
+    """Return two epochs of three steps, saved before every step, with k-NN; MoCHi has a verdict."""
     train = {"save_minutes": 1e-9, "knn_every": 1, "verdict": name == "mochi"}
     return small(name, mixed=name == "mochi", train=train)
 
 
 def go_on(name, run, call, fault, counted):
-    """Start or go on, and end as the command does; the number of file calls is noted."""
+    """Start or resume, and end as the command does; note the number of file calls."""
     arm(run, call, fault)
     try:
         pretrain(config_of(name), run, resume="auto")
@@ -127,7 +127,7 @@ def go_on(name, run, call, fault, counted):
 
 
 def once(name, run, call=0, fault=0):
-    """Return exit status and words of a run."""
+    """Return exit status and output of a run."""
     log = Path(f"{run}.log-0")
     log.unlink(missing_ok=True)
     job = (go_on, name, run, call, fault, Path(f"{run}.calls"))
@@ -154,7 +154,7 @@ def end_of(run):
 
 
 def finish(name, run, whole, findings, title, *, all_saved=True):
-    """Go on undisturbed; the end must be that of the undisturbed run.
+    """Resume undisturbed; the end must be that of the undisturbed run.
 
     Without `all_saved`, a checkpoint may be missing: an older one was then kept in its place.
     """
@@ -195,7 +195,7 @@ def kill_runs(folder, number, generator, findings):
 
 
 def fail_runs(folder, number, generator, findings):
-    """A file call fails once, with an error of a disk; then the run is finished and compared."""
+    """Fail a file call once with an error of a disk; then finish the run and compare."""
     folder.mkdir()
     statuses, failed = {}, 0
     for index, name in enumerate(EVERY):

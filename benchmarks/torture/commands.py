@@ -51,9 +51,9 @@ class Task(NamedTuple):
     run: str
     """The run that it evaluates; empty if none."""
     room: int
-    """Bytes that it writes, at most."""
+    """Most bytes that it writes."""
     full: tuple[int, str]
-    """Exit status on a full disk, and what it then says."""
+    """Exit status on a full disk, and a part of the message."""
 
 
 def tasks(source: Path) -> dict[str, Task]:
@@ -76,12 +76,12 @@ def tasks(source: Path) -> dict[str, Task]:
 
 
 def coloured(number: int, side: int = 64) -> Image.Image:
-    """An image that tells its number by its colour, in 16 times 16 shades."""
+    """Return an image whose colour gives its number, in 16 times 16 shades."""
     return Image.new("RGB", (side, side), (number % 16 * 16, number // 16 % 16 * 16, 128))
 
 
 def make_folder(folder: Path, number: int) -> None:
-    """Photographs in two classes."""
+    """Write photographs in two classes."""
     for each in range(number):
         file = folder / "ab"[each % 2] / f"{each:04}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def make_folder(folder: Path, number: int) -> None:
 
 
 def make_shards(folder: Path, shards: int, each: int, first: int = 0) -> str:
-    """Archives of images by number, from `first`; returns the root that names them."""
+    """Write archives of images by number, from `first`; return the root that names them."""
     for shard in range(shards):
         numbers = range(first + shard * each, first + (shard + 1) * each)
         (folder / f"s-{shard:02}.tar").write_bytes(packed(numbers))
@@ -97,7 +97,7 @@ def make_shards(folder: Path, shards: int, each: int, first: int = 0) -> str:
 
 
 def packed(numbers: range, side: int = 8) -> bytes:
-    """An archive of these images, with their classes."""
+    """Write an archive of these images, with their classes."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for number in numbers:
@@ -111,7 +111,7 @@ def packed(numbers: range, side: int = 8) -> bytes:
 
 
 def make_cells(root: Path) -> None:
-    """Six images of VOC's layout with a coloured square each; two of them are for the test."""
+    """Write six images in VOC's layout with a coloured square each; two are for the test."""
     for folder in ("Annotations", "JPEGImages", "ImageSets/Main"):
         (root / folder).mkdir(parents=True)
     for number in range(6):
@@ -131,7 +131,7 @@ def make_cells(root: Path) -> None:
 
 
 def make_run(path: Path, backbone: str) -> None:
-    """A run whose encoder was made without training."""
+    """Write a run whose encoder was made without training."""
     config = tiny("moco-v2")
     config = replace(config, model=replace(config.model, backbone=backbone))
     torch.manual_seed(3)
@@ -143,7 +143,7 @@ def make_run(path: Path, backbone: str) -> None:
 
 
 def in_place(source: Path, place: Path, run: str) -> Path:
-    """A copy of a run, made when it is first asked for."""
+    """Return a copy of a run, made when it is first requested."""
     if not (place / run).exists():
         shutil.copytree(source / run, place / f".{run}")
         (place / f".{run}").rename(place / run)
@@ -159,7 +159,7 @@ def decode(source: Path, place: Path) -> None:
 
 
 def pixels(place: Path) -> object:
-    """All images, and the file that has them."""
+    """Return all images, and the file that has them."""
     files = sorted((place / "cache" / "hardmix").glob("images-*.pixels"))
     return answer(place), [hash_of_file(file) for file in files]
 
@@ -175,7 +175,7 @@ def index(source: Path, place: Path) -> None:
 
 
 def members(place: Path) -> object:
-    """Names and labels, and the file that has them."""
+    """Return names and labels, and the file that has them."""
     files = sorted((place / "cache" / "hardmix").glob("shards-*"))
     return answer(place), [hash_of_file(each) for each in files if each.suffix != ".lock"]
 
@@ -187,7 +187,7 @@ def linear(source: Path, place: Path) -> None:
 
 
 def classifier(place: Path) -> object:
-    """The result without times; the saved epochs are gone."""
+    """Return the result without times; the saved epochs are gone."""
     run = place / "linear-run"
     result = json.loads((run / "results" / "linear.json").read_text())
     return without_times(result), (run / "linear").exists()
@@ -201,7 +201,7 @@ def detect(source: Path, place: Path) -> None:
 
 
 def detections(place: Path) -> object:
-    """The result without times, the detectors, and the lines of their training."""
+    """Return the result without times, the detectors, and the lines of their training."""
     run = place / "detect-run"
     (file,) = (run / "results").glob("detection-*.json")
     found: list[object] = [without_times(json.loads(file.read_text()))]
@@ -213,7 +213,7 @@ def detections(place: Path) -> object:
 
 
 def without_times(value: object) -> object:
-    """The same, without what differs between any two runs."""
+    """Return the values without those that differ between any two runs."""
     if isinstance(value, list):
         return [without_times(each) for each in value]
     if not isinstance(value, dict):
@@ -247,13 +247,13 @@ def answer(place: Path) -> str:
 
 
 def marked(do, source, place):
-    """Do it, after having said that it begins."""
+    """Report that the task begins, and do it."""
     (source / "begun").write_text("")
     do(source, place)
 
 
 def once(task, source, place, kill_after=None):
-    """Do a task in a process; kill it so many seconds after its begin. Returns (status, words)."""
+    """Do a task in a process, kill it some seconds after its start, and return (status, output)."""
     place.mkdir(exist_ok=True)
     begun, log = source / "begun", source / "log"
     begun.unlink(missing_ok=True)
@@ -269,7 +269,7 @@ def once(task, source, place, kill_after=None):
 
 
 def kill_command(name, folder, number, generator, findings):
-    """A task in chains of kills, compared with the undisturbed one."""
+    """Kill a task in chains, and compare it with the undisturbed one."""
     folder.mkdir()
     source = folder / "source"
     task, killed, late, chains = tasks(source)[name], 0, 0, 0
@@ -302,7 +302,7 @@ def kill_command(name, folder, number, generator, findings):
 
 
 def mount(place: Path, size: str, again: str = "") -> None:
-    """A disk of so many bytes; `again` changes that of one that is there."""
+    """Mount a disk of this many bytes; `again` changes the size of a mounted one."""
     place.mkdir(exist_ok=True)
     options = f"{again}size={size}"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], check=True)
@@ -314,7 +314,7 @@ def bytes_in(folder: Path) -> int:
 
 
 def fill_command(name, folder, number, generator, findings):
-    """A task on a disk that is full at a random byte of what it writes; then the disk grows."""
+    """Run a task on a disk that is full at a random byte of its writes; then let the disk grow."""
     folder.mkdir()
     if os.geteuid() != 0:
         return {"full_disks": 0, "skipped": "to mount a small disk needs root"}
@@ -339,7 +339,7 @@ def fill_command(name, folder, number, generator, findings):
 
 
 def fill_once(task, source, place, findings, title, whole):
-    """On a disk that is too small, then on one with room. Returns whether it was too small."""
+    """Run a task on a small disk, then on one with room; return whether it was too small."""
     status, shown = once(task, source, place)
     words = " ".join(shown.split())
     expected, said = task.full

@@ -1,4 +1,4 @@
-"""Files with flipped, cut or other bytes: they are used if they are right, else they are named."""
+"""Files with flipped, cut or other bytes are used if they are right; otherwise they are named."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ from ranks import tiny
 
 
 def damaged(data, generator):
-    """Bytes with bits flipped, cut off, overwritten, put in, or all gone."""
+    """Return bytes with bits flipped, cut off, overwritten, inserted, or all gone."""
     data = bytearray(data)
     match generator.randrange(5):
         case 0:
@@ -38,7 +38,7 @@ def damaged(data, generator):
 
 
 def damage_images(folder, number, generator, findings):
-    """Either pixels or one kind of error that names the file."""
+    """Check that damaged images give pixels, or one kind of error that names the file."""
     folder.mkdir()
     sources = []
     for ending, mode in (
@@ -70,7 +70,7 @@ def damage_images(folder, number, generator, findings):
 
 
 def damage_checkpoints(folder, number, generator, findings):
-    """A whole older one, bit for bit, or words; never a wrong one."""
+    """Check that a whole older checkpoint is read, bit for bit, or an error names the file."""
     run = Run(folder)
     folder.mkdir()
     weights = {step: torch.randn(200) for step in (10, 20)}
@@ -98,7 +98,7 @@ def damage_checkpoints(folder, number, generator, findings):
 
 
 def damage_configs(folder, number, generator, findings):
-    """Settings that pass every check, or words that name the file or the setting."""
+    """Check that settings pass every check, or an error names the file or the setting."""
     folder.mkdir()
     run = Run.create(folder / "run", tiny())
     good = run.config_file.read_bytes()
@@ -125,12 +125,12 @@ def damage_configs(folder, number, generator, findings):
 
 
 def manifest_of(tensors):
-    """The manifest beside the tensors of a checkpoint, which are named by step and content."""
+    """Return the manifest of a checkpoint's tensors, which are named by step and content."""
     return tensors.with_name(f"{tensors.stem.rpartition('-')[0]}.json")
 
 
 def damage_folders(folder, number, generator, findings):
-    """The command on a run of which any files are damaged or gone: a status, and no traceback."""
+    """Check that a command on a run with damaged or missing files ends without a traceback."""
     folder.mkdir()
     small = tiny("moco-v2", train={"epochs": 2, "knn_every": 0})
     console.speak_as(1)  # silent

@@ -34,53 +34,53 @@ VALUES = [None, -1, 2**31, 2**63, 10**400, float("inf"), float("nan"), "x", "\ud
 
 
 def fifo(file, _, __):
-    """A pipe that nobody writes to."""
+    """Make a pipe that nobody writes to."""
     os.mkfifo(file)
 
 
 def zero(file, _, __):
-    """A device without end."""
+    """Make a link to a device without end."""
     file.symlink_to("/dev/zero")
 
 
 def loop(file, _, __):
-    """A link to itself."""
+    """Make a link to itself."""
     file.symlink_to(file.name)
 
 
 def subfolder(file, _, __):
-    """A folder of the same name."""
+    """Make a folder of the same name."""
     file.mkdir()
 
 
 def empty(file, _, __):
-    """No bytes."""
+    """Write an empty file."""
     file.write_bytes(b"")
 
 
 def sparse(file, _, __):
-    """Many gigabytes that take no room."""
+    """Write many gigabytes that take no room."""
     with file.open("wb") as out:
         out.truncate(2**36)
 
 
 def no_text(file, _, generator):
-    """Bytes that are no UTF-8."""
+    """Write bytes that are not UTF-8."""
     file.write_bytes(b"\xff\xfe\x80" + generator.randbytes(3000))
 
 
 def nested(file, _, __):
-    """Brackets without end."""
+    """Write brackets without end."""
     file.write_text("[" * 300_000)
 
 
 def bomb(file, _, __):
-    """Two gigabytes of zeros in two megabytes."""
+    """Write two gigabytes of zeros in two megabytes."""
     file.write_bytes(gzip.compress(bytes(2**26)) * 32)
 
 
 def long(file, data, _):
-    """The same lines again and again, some hundred megabytes."""
+    """Repeat the same lines for some hundred megabytes."""
     part = (data or b"x") * max(1, 2**20 // max(1, len(data)))
     with file.open("wb") as out:
         for _ in range(max(1, 2**28 // len(part))):
@@ -88,7 +88,7 @@ def long(file, data, _):
 
 
 def other_value(file, data, generator):
-    """One value of JSON, or of each line of it, is of another kind; else a byte is."""
+    """Change the type of one value of JSON, or of each line of it; otherwise change a byte."""
     value = generator.choice(VALUES)
     lines = data.decode("utf-8", "replace").splitlines() if file.suffix == ".jsonl" else [data]
     try:
@@ -100,7 +100,7 @@ def other_value(file, data, generator):
 
 
 def _changed(content, value, generator):
-    """Content with one value replaced, at any depth."""
+    """Return the content with one value replaced, at any depth."""
     places = content if isinstance(content, dict) else range(len(content or ()))
     places = list(places) if isinstance(content, dict | list) else []
     if not places or generator.random() < 0.1:
@@ -127,7 +127,7 @@ COMMANDS = {
 
 
 def make_run(folder):
-    """A finished run on a folder of images, evaluated and drawn."""
+    """Make a finished run on a folder of images, evaluated and drawn."""
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     make_folder(folder / "photos", 96)
     data = {"name": None, "root": str(folder / "photos"), "num_images": None, "workers": 0}
@@ -141,7 +141,7 @@ def make_run(folder):
 
 
 def odd_files(folder, number, generator, findings):
-    """So many pairs of a place and an odd thing in it, each with a command on the run."""
+    """Put odd things into places of a run, and call a command on it: `number` such pairs."""
     folder.mkdir()
     (process,) = start(make_run, folder, ranks=1, output=folder / "make.log")
     process.join(300)
@@ -170,7 +170,7 @@ def odd_files(folder, number, generator, findings):
 
 
 def watch_command(folder, run, name, title, findings):
-    """Return status, most memory and seconds of a command on a run; what is wrong is a finding."""
+    """Return status, most memory and seconds of a command on a run, and note findings."""
     kept = intact(run)
     words = [word.format(run=run, out=folder / "out") for word in COMMANDS[name]]
     shutil.rmtree(folder / "out", ignore_errors=True)
@@ -206,14 +206,14 @@ def watched(folder, words, title, findings):
 
 
 def command(folder, words):
-    """The command, from the folder above the run."""
+    """Start the command from the folder above the run."""
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     os.chdir(folder)
     cli.main(words)
 
 
 def memory_of(process):
-    """Bytes of a process and its children, as far as they are still there."""
+    """Return the bytes of a process and those of its children that still exist."""
     try:
         children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
         pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
@@ -223,7 +223,7 @@ def memory_of(process):
 
 
 def intact(run):
-    """The checkpoints that are regular files of a usual size, by their digests."""
+    """Return the checkpoints that are regular files of a usual size, by their digests."""
     files = (run / CHECKPOINTS).iterdir()
     usual = (f for f in files if f.is_file() and not f.is_symlink() and f.stat().st_size < 2**28)
     return {file: hashed(file) for file in usual}
@@ -253,7 +253,7 @@ NAMES = {
 
 
 def names_of_code(folder, number, generator, findings):
-    """A run that names code or a command, with that code beside it: nothing is executed."""
+    """Check that nothing is executed if a run names code or a command that lies beside it."""
     folder.mkdir()
     (process,) = start(make_run, folder, ranks=1, output=folder / "make.log")
     process.join(300)
@@ -276,7 +276,7 @@ def names_of_code(folder, number, generator, findings):
 
 
 def put_name(run, name, text):
-    """Into config.json, and a backbone's into the encoder too."""
+    """Write the name into config.json, and a backbone's into the encoder too."""
     content, (group, field) = json.loads(run.config_file.read_text()), name.split(".")
     content[group][field] = text
     run.config_file.write_text(json.dumps(content))
@@ -289,7 +289,7 @@ def put_name(run, name, text):
 
 
 def tar_of(members):
-    """An archive of these files; a number is a size without the bytes."""
+    """Write an archive of these files; a number is a size without the bytes."""
     out = io.BytesIO()
     for name, content in members.items():
         info = tarfile.TarInfo(name)
@@ -300,13 +300,13 @@ def tar_of(members):
 
 
 def bomb_of(size):
-    """A compressed archive with an image of zeros, of so many bytes."""
+    """Write a compressed archive with an image of this many zeros."""
     out = gzip.compress(tar_of({"x.png": size})[:512])
     return out + gzip.compress(bytes(2**26)) * (size // 2**26) + gzip.compress(bytes(10240))
 
 
 def hostile_shards(folder, number, generator, findings):
-    """Archives and roots that would take all memory: status 2, a sentence, little memory."""
+    """Check that archives and roots that would take all memory end in a sentence, in little."""
     folder.mkdir()
     image = io.BytesIO()
     coloured(7).save(image, "PNG")

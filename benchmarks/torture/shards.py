@@ -28,12 +28,12 @@ OTHER = 128
 
 
 def data_of(root: str, **more: object) -> DataConfig:
-    """Read in this process."""
+    """Number of workers: the images are read in this process."""
     return DataConfig(**({"root": root, "image_size": 8, "workers": 0, "cache": "off"} | more))
 
 
 def number_of(image) -> int:
-    """The number that an image tells by its colour (commands.coloured)."""
+    """Return the number that an image tells by its colour (commands.coloured)."""
     return int(image[0, 0, 0]) // 16 + int(image[1, 0, 0]) // 16 * 16
 
 
@@ -73,7 +73,7 @@ CHANGES = {"truncated": truncate, "replaced": replace, "re-packed": repack, "rem
 
 
 def change_shards(folder, number, generator, findings):
-    """Archives change after they were indexed: every image is right, or named as unreadable."""
+    """Change archives after they were indexed: every image is right, or named as unreadable."""
     folder.mkdir()
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     counts = dict.fromkeys(CHANGES, 0) | {"right": 0, "refused": 0}
@@ -97,7 +97,7 @@ def change_shards(folder, number, generator, findings):
 
 
 def check_image(images, row, victim, counts, findings, kind):
-    """The right one, or words."""
+    """Check that the image is the right one, or named as unreadable."""
     try:
         found = number_of(images.image(row))
         counts["right"] += 1
@@ -112,7 +112,7 @@ def check_image(images, row, victim, counts, findings, kind):
 
 
 def check_opening(root, victim, findings, kind):
-    """A new start indexes what is there now, or says what is wrong with it."""
+    """Check that a new start indexes the current archives, or reports what is wrong with them."""
     forget()
     try:
         again = open_shard_set(root, data_of(root))
@@ -127,7 +127,7 @@ def check_opening(root, victim, findings, kind):
 
 
 def rewrite_while_reading(folder, seconds, generator, findings):
-    """A thread writes other images into an archive, again and again, while others are read."""
+    """Write other images into an archive, again and again in a thread, while others are read."""
     folder.mkdir()
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     root = make_shards(folder, 1, EACH)
@@ -173,7 +173,7 @@ def rewrite_while_reading(folder, seconds, generator, findings):
 
 
 def watched(config, run, cache, wrong):
-    """Train, and note every image that is not the one its name says."""
+    """Train, and note every image that does not match its name."""
     os.environ["XDG_CACHE_HOME"] = cache
     read = shard_sets.read_member
 
@@ -189,7 +189,7 @@ def watched(config, run, cache, wrong):
 
 
 def train_on_shards(folder, number, generator, findings):
-    """An archive changes in mid-training: other images are never trained on.
+    """Change an archive during training: other images are never trained on.
 
     With the archive back in its place, the same command ends like an undisturbed run.
     """
@@ -249,7 +249,7 @@ def restore(good):
 
 
 def damage_indexes(folder, number, generator, findings):
-    """A damaged index, or that of other archives, is made anew: the members are always right."""
+    """Damage an index, or take that of other archives: it is made anew, and members are right."""
     folder.mkdir()
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     (folder / "other").mkdir()
@@ -278,7 +278,7 @@ def damage_indexes(folder, number, generator, findings):
 
 
 def damage_caches(folder, number, generator, findings):
-    """A damaged file of decoded images is noticed: the pixels are always right."""
+    """Damage a file of decoded images: this is noticed, and the pixels are always right."""
     folder.mkdir()
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     make_folder(folder / "photos", 24)

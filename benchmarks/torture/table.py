@@ -147,7 +147,7 @@ ROWS = {
         "status 74, no partial file; with room, the same command ends like the uninterrupted one",
     ),
 }
-"""By part: what was done, how often, and what held if there is no finding."""
+"""The work of each part, its number, and what held if there is no finding."""
 
 
 def table(result: dict[str, dict]) -> str:

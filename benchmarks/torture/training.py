@@ -29,17 +29,17 @@ CHAIN = 6
 
 
 def config():
-    """Five epochs of six steps, saved about three times a second besides."""
+    """Return a run of five epochs of six steps, also saved about three times a second."""
     return tiny(train={"epochs": 5, "log_every": 2, "save_minutes": 0.005, "timeout": TIMEOUT})
 
 
 def go_on(run):
-    """Start or go on; what every process of a chain does."""
+    """Start or resume a run, as every process of a chain does."""
     pretrain(config(), run, resume="auto")
 
 
 def kill_processes(folder, number, generator, findings):
-    """Two processes, killed at random moments from their start on, resumed, compared at the end."""
+    """Kill two processes at random moments from their start on, resume them, compare the end."""
     folder.mkdir()
     finish(folder / "whole", findings)
     whole, counts = state_of(folder / "whole"), dict.fromkeys(KILLS, 0)
@@ -60,7 +60,7 @@ def kill_processes(folder, number, generator, findings):
 
 
 def kill_once(run, kind, after, findings):
-    """Returns how long the processes took to end after the signal."""
+    """Return how long the processes took to end after the signal."""
     signal_number, victims = KILLS[kind]
     processes = start(go_on, run, timeout=TIMEOUT, output=f"{run}.log")
     time.sleep(after)
@@ -93,7 +93,7 @@ def finish(run, findings):
 
 
 def fill_disk(run, which, limit):
-    """The disk is full at `limit` bytes of the save number `which`, and has room again after."""
+    """Fill the disk at `limit` bytes of the save number `which`; it has room again afterwards."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     save, count = Run.save_checkpoint, [0]
 
@@ -111,7 +111,7 @@ def fill_disk(run, which, limit):
 
 
 def fill_disks(folder, number, generator, findings):
-    """Each run goes on, ends as the unbroken one, and has only whole checkpoints."""
+    """Check that each run continues, ends as the unbroken one, and has only whole checkpoints."""
     folder.mkdir()
     console.speak_as(1)
     pretrain(config(), folder / "whole")

@@ -111,7 +111,7 @@ def test_a_run_with_an_own_network_is_opened_again_by_every_command(package, cap
 
 
 def test_the_package_may_be_anywhere_on_the_path(package, tmp_path):
-    """From another folder, by the installed command: with PYTHONPATH, and without."""
+    """The installed command finds the function from another folder with PYTHONPATH, not without."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     start = [sys.executable, "-c", "import sys; from hardmix.commands.main import main; main()"]

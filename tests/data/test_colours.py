@@ -12,7 +12,7 @@ CLOSE = {"rtol": 0, "atol": 1e-5}
 
 
 def pictures(batch=16, channels=3, height=24, width=24, seed=0):
-    """Random pixels, with what is awkward among them: grey, black, white, pure colours, ties."""
+    """Return random pixels with awkward ones among them: grey, black, white, pure colours, ties."""
     generator = torch.Generator().manual_seed(seed)
     images = torch.rand(batch, channels, height, width, generator=generator)
     images[0] = images[0, :1]
@@ -72,7 +72,7 @@ def test_contrast_without_colours_starts_from_the_mean_of_all_channels(channels)
 
 @pytest.mark.parametrize("height", [8, 17, 33, 64, 150])
 def test_blur_equals_torchvisions_with_the_same_kernel(height):
-    """In tiles or not, square or not, and with a kernel no larger than the image."""
+    """Images may be square or not, and blurred in tiles or at once."""
     images, sigmas = pictures(batch=6, height=height), torch.linspace(0.1, 2, 6)
     kernel = [2 * colours.blur_radius(side) + 1 for side in (24, height)]
     assert kernel[1] <= height
@@ -84,7 +84,7 @@ def test_blur_equals_torchvisions_with_the_same_kernel(height):
 
 
 def test_the_kernel_holds_the_whole_gaussian():
-    """Against a kernel of six sigma, the largest blur differs by less than 1e-3."""
+    """The largest blur differs by less than 1e-3 from one with a kernel of six sigma."""
     images = pictures(batch=5, height=40, width=40)
     expected = reference.gaussian_blur(images, [25, 25], [2.0, 2.0])
     colours.blur_(images, torch.full((5,), 2.0))
@@ -107,7 +107,7 @@ def test_flip_and_normalise_equal_torchvisions():
     seed=st.integers(0, 999),
 )
 def test_a_crop_equals_torchvisions(height, width, size, channels, seed):
-    """Any image, any box, smaller or larger than the result."""
+    """Images and boxes have any size, smaller or larger than the result."""
     generator = torch.Generator().manual_seed(seed)
 
     def whole(low, high):

@@ -1,4 +1,4 @@
-"""Views on a GPU, a pretended one: those of a CPU, in few launches, and nobody waits."""
+"""Views on a pretended GPU equal those of a CPU, and take few launches and no waiting."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_colour_and_blur_of_a_batch_take_few_launches_and_one_copy(augmentation)
 
 
 def test_a_loader_never_waits_for_the_gpu():
-    """Neither for pixels, nor labels, nor parameters: three copies for a batch."""
+    """Pixels, labels and parameters travel in three copies for a batch."""
     images = ImageSet("x", torch.arange(64), tuple(map(str, range(64))), tensor=some_images(64, 3))
     config = DataConfig(image_size=24, workers=0)
     files = ImageSet("y", torch.arange(64), images.classes, files=("",) * 64, read=_read)

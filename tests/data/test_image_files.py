@@ -47,7 +47,7 @@ def dumped(array: np.ndarray) -> io.BytesIO:
 
 
 def pixels(file, channels: int = 3) -> list:
-    """As (height, width, channels), which is easier to read."""
+    """Return the pixels as (height, width, channels), which is easier to read."""
     return read_image(file, channels).permute(1, 2, 0).tolist()
 
 
@@ -359,7 +359,7 @@ def test_damaged_bytes_give_an_image_or_our_error(content, changes, kept):
 
 
 def photograph(width: int = 48, height: int = 32) -> Image.Image:
-    """Smooth, as lossy formats like it, and different in every corner."""
+    """Return an image that is smooth, for lossy formats, and different in every corner."""
     coarse = np.array([[[250, 10, 20], [30, 240, 50]], [[20, 30, 230], [240, 240, 20]]], np.uint8)
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BILINEAR)
 
@@ -430,7 +430,7 @@ def test_the_shorter_side_is_reduced(size, shape, suffix):
 
 
 def test_large_photographs_are_decoded_small(monkeypatch):
-    """To an eighth, a quarter or a half: at least the size that is asked for."""
+    """The decoder reduces them to 1/8, 1/4 or 1/2, to at least the requested size."""
     seen = []
     real = image_files._from_pillow
     monkeypatch.setattr(

@@ -34,7 +34,7 @@ def in_memory():
 
 @pytest.fixture
 def in_files(tmp_path):
-    """Images of many sizes, as PNG."""
+    """Write images of many sizes, as PNG."""
     files = []
     for number in range(COUNT):
         pixels = random_pixels(18 + number, 40 - number)
@@ -68,7 +68,7 @@ def assert_same(batches, others):
 
 
 def together(parts):
-    """The batch of all ranks, of those of each."""
+    """Return the global batch from the batches of all ranks."""
     views = tuple(torch.cat(each) for each in zip(*(part.views for part in parts), strict=True))
     return Batch(views, *(torch.cat([part[place] for part in parts]) for place in (1, 2)))
 

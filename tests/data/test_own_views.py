@@ -1,4 +1,4 @@
-"""Views by a pipeline of one's own: a function of (seed, epoch, image, view) and nothing else."""
+"""Views from your own pipeline are a function of (seed, epoch, image, view) and nothing else."""
 
 import random
 import sys
@@ -122,7 +122,7 @@ def test_the_programs_own_random_numbers_go_on_as_before(pipeline):
 
 
 def test_the_steps_of_an_albumentations_pipeline_draw_independently():
-    """With one seed for each step, both flips would always come together."""
+    """If each step had the same seed, both flips would always come together."""
     flips = [albumentations.HorizontalFlip(p=0.5), albumentations.VerticalFlip(p=0.5)]
     data = DataConfig(image_size=8)
     image = torch.arange(64, dtype=torch.uint8).view(1, 8, 8).expand(3, 8, 8)

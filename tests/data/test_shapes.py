@@ -65,7 +65,7 @@ def grid(number: int = 400, reach: float = 1.25) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_form_fills_its_disc_and_does_not_leave_it(name):
-    """So that it is seen whole, however it is turned within its cell."""
+    """A form is then seen whole, however it is turned within its cell."""
     x, y = grid()
     distance = OUTLINES[name](x, y)
     radius = torch.hypot(x, y)
@@ -77,7 +77,7 @@ def test_a_form_fills_its_disc_and_does_not_leave_it(name):
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_near_its_edge_a_form_is_a_true_distance(name):
-    """Else edges would be ragged or blurred."""
+    """Otherwise its edges would be ragged or blurred."""
     x, y = grid()
     distance = OUTLINES[name](x, y)[0]
     step = float(x[0, 0, 1] - x[0, 0, 0])

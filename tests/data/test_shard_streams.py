@@ -39,7 +39,7 @@ def reds(stream) -> list[int]:
 
 
 def samples_of(data: DataConfig, seed=0, epoch=0, unreadable=None, lane=0, lanes=1) -> list:
-    """One pass over a lane, its unreadable images left out."""
+    """Return one pass over a lane, without its unreadable images."""
     opened = open_lane(archives_of(data), data, seed, epoch, lane, lanes)
     samples, found = [], {} if unreadable is None else unreadable
     while opened.size is None:
@@ -288,7 +288,7 @@ def test_a_lane_of_nothing_but_damage_ends(tmp_path, monkeypatch):
 
 
 def sized_member(name: str, size: int) -> bytes:
-    """A header that claims a size, without the bytes."""
+    """Return a header that claims a size, without the bytes."""
     info = tarfile.TarInfo(name)
     info.size = size
     return info.tobuf(tarfile.GNU_FORMAT)
@@ -328,7 +328,7 @@ def test_a_label_that_no_class_can_have_is_refused_with_its_limit(text, tmp_path
 
 
 def pax(name: str, size: bytes) -> bytes:
-    """A member whose size stands in an extended header."""
+    """Return a member whose size is in an extended header."""
     record = b"size=" + size + b"\n"
     record = b"%d %s" % (len(record) + 3, record)
     info = tarfile.TarInfo("pax")
@@ -372,7 +372,7 @@ def test_a_header_of_a_gigabyte_is_not_read(tmp_path):
 @pytest.mark.parametrize("members", [{"x.png": 2**20}, {f"x.{k}.png": 2**19 for k in range(5)}])
 @needs_webdataset
 def test_a_compressed_archive_that_unpacks_to_too_much_is_refused(members, tmp_path, monkeypatch):
-    """With a limit of half a megabyte in place of half a gigabyte."""
+    """The limit is lowered from half a gigabyte to a megabyte."""
     monkeypatch.setattr(shard_streams, "MOST_BYTES", 2**20 - 1)
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
         for name, size in members.items():

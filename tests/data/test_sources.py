@@ -196,7 +196,7 @@ def test_train_and_test_share_their_numbering_of_classes(tmp_path):
 
 
 def test_numbers_as_classes_mean_the_same_in_both_splits(tmp_path):
-    """In the order of their names, as torchvision's ImageFolder."""
+    """Classes are numbered in the order of their names, as by torchvision's ImageFolder."""
     root = pictures(
         tmp_path, *(f"{split}/{n}/a.png" for split in ("train", "test") for n in (9, 10))
     )

@@ -24,7 +24,7 @@ def colours(augmentation, blur=True, count=N):
 
 
 def apply_colours(images, parameters, augmentation):
-    """All that official MoCo does between crop and normalisation, to images held as floats."""
+    """Apply official MoCo's operations between crop and normalisation to images of floats."""
     stages = views.colour_stages(parameters, augmentation, images.shape[1])
     coloured = images.clone()
     views.apply_stages_(stages, coloured, 0)
@@ -40,7 +40,7 @@ def assert_share(flags, share):
 
 
 def assert_uniform(values, low, high):
-    """Range, and a Kolmogorov-Smirnov distance that chance exceeds once in 10^5."""
+    """Check the range, and a Kolmogorov-Smirnov distance that chance exceeds once in 10^5."""
     assert low <= values.min()
     assert values.max() <= high
     ranks = (torch.arange(len(values)) + 0.5) / len(values)
@@ -97,7 +97,7 @@ def test_parameters_are_unrelated_to_each_other():
     ],
 )
 def test_crops_are_distributed_as_torchvisions(height, width, min_scale, count):
-    """Two-sample Kolmogorov-Smirnov on the box, its shape and area; a miss once in 10^4."""
+    """A Kolmogorov-Smirnov test of box, shape and area, which chance fails once in 10^4."""
     draws = uniform(0, 0, torch.arange(count), 0, CROP_DRAWS)
     sides = torch.full((count,), height), torch.full((count,), width)
     ours = torch.stack(draw_crops(draws, *sides, min_scale), dim=1)
@@ -128,7 +128,7 @@ def test_crops_lie_inside_images_of_any_size():
 
 
 def test_a_crop_that_never_fits_is_the_centre():
-    """The values of torchvision's fallback."""
+    """The values are those of torchvision's fallback."""
     draws = torch.full((3, CROP_DRAWS), 0.999, dtype=torch.float64)
     boxes = draw_crops(draws, torch.tensor([10, 100, 40]), torch.tensor([100, 10, 50]), 1.0)
     assert torch.stack(boxes, dim=1).tolist() == [[0, 43, 10, 13], [43, 0, 13, 10], [0, 0, 40, 50]]
@@ -164,7 +164,7 @@ def slowly(image, row, parameters, augmentation):
 
 @pytest.mark.parametrize("augmentation", ["moco-v1", "moco-v2"])
 def test_colours_equal_torchvisions_one_by_one(augmentation):
-    """Within 1e-4 of the range, over all that the parameters can be."""
+    """They agree within 1e-4 of the range, whatever the parameters are."""
     images, parameters = torch.rand(64, 3, 20, 20), colours(augmentation, count=64)
     before = images.clone()
     ours = apply_colours(images, parameters, augmentation)
@@ -195,7 +195,7 @@ def test_one_channel_equals_torchvisions_on_grey_images():
 
 
 def test_large_images_one_by_one_and_small_ones_in_groups_are_the_same(monkeypatch):
-    """To the bit: how samples are gathered is no part of the result."""
+    """They agree to the bit: the grouping of samples does not change the result."""
     images, parameters = torch.rand(24, 3, 40, 40), colours("moco-v2", count=24)
     grouped = apply_colours(images, parameters, "moco-v2")
     monkeypatch.setattr(views, "ALONE", 1)
@@ -239,7 +239,7 @@ def test_the_number_of_threads_and_pieces_changes_no_bit(monkeypatch):
 
 @pytest.mark.parametrize("channels", [1, 3, 5])
 def test_halves_make_the_whole(channels):
-    """A worker's crops, coloured later, are the batch's own views but for rounding to uint8."""
+    """A worker's crops, coloured later, equal the batch's views up to rounding to uint8."""
     config = DataConfig(image_size=16, channels=channels, augmentation="moco-v1", blur=False)
     images, ids = images_of(channels=channels), torch.arange(12)
     crops = crop_views(list(images), ids, config, 3, 4)
@@ -250,7 +250,7 @@ def test_halves_make_the_whole(channels):
 
 
 def test_query_and_key_are_alike_in_distribution():
-    """Mean over 512 samples of each view, within 4.5 standard errors of their difference."""
+    """Means over 512 samples of each view agree within 4.5 standard errors."""
     images = images_of(1, 3, 8, 8).expand(512, -1, -1, -1)
     views = make_views(images, torch.arange(512), DataConfig(image_size=8), 0, 0)
     query, key = (view.mean(dim=(1, 2, 3)) for view in views)

@@ -18,7 +18,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture
 def on_cores(monkeypatch):
-    """This process has so many cores, and room in /dev/shm."""
+    """Pretend that this process has `cores` cores, and room in /dev/shm."""
 
     def has(number: int, shared: float = 1e12) -> None:
         monkeypatch.setattr(workers, "cores_per_process", lambda: number)

@@ -36,7 +36,7 @@ def test_every_file_that_is_linked_to_exists(page):
 
 
 def encoder(dtype: torch.dtype = torch.float32) -> Encoder:
-    """The recipes' encoder without its numbers: on the meta device only shapes are computed."""
+    """Return the recipes' encoder on the meta device, where only shapes are computed."""
     with torch.device("meta"):
         return build_encoder(RECIPES["imagenet1k"].build("mochi", False).model).to(dtype)
 
@@ -84,7 +84,7 @@ def activations() -> dict[str, int]:
 
 
 def cells(start: str) -> list[str]:
-    """The cells of the one row of scaling-background.md that begins so."""
+    """Return the cells of the one row of scaling-background.md that begins with this text."""
     rows = [line for line in SCALING.splitlines() if line.startswith(f"| {start}")]
     assert len(rows) == 1, (start, rows)
     return [cell.strip(" *") for cell in rows[0].strip("|").split("|")]

@@ -115,7 +115,7 @@ def test_documents_and_examples_import_from_hardmix_alone(file):
 
 
 class ParsedError(Exception):
-    """Raised where a command would begin its work."""
+    """Raised at the point where a command would begin its work."""
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def parse_only(tmp_path, monkeypatch):
 
 
 def why_refused(name: str, *arguments: str) -> str | None:
-    """Why the command line refuses a command; None if it accepts it."""
+    """Return why the command line refuses a command; None if it accepts it."""
     if name not in cli.COMMANDS:
         return "there is no such command"
     try:

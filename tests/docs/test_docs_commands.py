@@ -50,7 +50,7 @@ PRETRAIN = {
     "--model.backbone": "small",
 }
 HARMLESS = ("--data.image-size", "--model.backbone")
-"""Left as they are where a document sets them: a few images cost little at any of them."""
+"""Options that are not changed if a document sets them: a few images cost little at any size."""
 
 DETECT = "--iterations 2 --trials 1 --warm-up 1 --batch-size 2 --sides 48 64 --test-side 64"
 DETECT += " --regions 8 --proposals 10 --precise-bn 1 --test-every 0 --data.workers 0 --device cpu"
@@ -95,7 +95,7 @@ def smaller_pretrain(words: tuple[str, ...]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def things(tmp_path_factory) -> Callable[[str], Path]:
-    """Makes a thing when it is first asked for."""
+    """Return a function that makes a thing when it is first requested."""
     folder = tmp_path_factory.mktemp("things")
 
     def get(name: str) -> Path:
@@ -109,7 +109,7 @@ def things(tmp_path_factory) -> Callable[[str], Path]:
 
 @pytest.fixture
 def _our_cifar(things, monkeypatch):
-    """Files that are not the published ones are refused; here ours are the published ones."""
+    """Make torchvision take our files for the published ones."""
     folder = things("cifar") / CIFAR10.base_folder
     md5 = {file.name: hashlib.md5(file.read_bytes()).hexdigest() for file in folder.iterdir()}
     monkeypatch.setattr(CIFAR10, "train_list", [["data_batch_1", md5["data_batch_1"]]])
@@ -118,18 +118,18 @@ def _our_cifar(things, monkeypatch):
 
 
 def two_runs(words: tuple[str, ...]) -> list[str]:
-    """Where RUN is said twice, two different ones are meant."""
+    """Return the words with two different runs if RUN stands there twice."""
     first = words.index("RUN") if "RUN" in words else 0
     return ["RUN-2" if word == "RUN" and n > first else word for n, word in enumerate(words)]
 
 
 def typed(words: tuple[str, ...]) -> list[str]:
-    """All of a command that is run."""
+    """Return all words of a command as it is run."""
     return [*two_runs(words), *([] if "--help" in words else smaller(words))]
 
 
 def meaning(words: list[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Equal for commands that do the same: in any order, whatever their things are called."""
+    """Return the same value for commands that do the same, in any order and with any names."""
     name, options = "", {"": ()}
     for word in words:
         if word.startswith("--"):

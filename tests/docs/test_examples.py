@@ -35,7 +35,7 @@ NEEDS = {
 }
 SHARED = {"digits", "purchases", "sentences", "waveforms"}
 LONGEST = 75
-"""Lines of an example, its docstring and imports included."""
+"""Return the lines of an example, including its docstring and imports."""
 LOOPS = {
     *("lightly_moco", "lightning_module", "plain_pytorch", "recommender", "supcon_waveforms"),
     *("sentence_transformers_loop", "two_towers"),

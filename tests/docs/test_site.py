@@ -58,12 +58,12 @@ def browser(tmp_path_factory):
 
 @cache
 def generated() -> dict[str, str]:
-    """The generated pages of the reference."""
+    """Return the generated pages of the reference."""
     return reference_pages.pages()
 
 
 def section(page: str, title: str) -> str:
-    """What stands under a heading of a generated page, up to the next one."""
+    """Return the text under a heading of a generated page, up to the next one."""
     found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", generated()[page], re.M | re.S)
     assert found, f"{page} has no {title}"
     return found[1]
@@ -74,7 +74,7 @@ def first_cells(text: str) -> list[str]:
 
 
 def options(text: str) -> set[str]:
-    """The options in a section's table, and those of the groups that it links to."""
+    """Return the options in a section's table, and those of the groups that it links to."""
     found = set(re.findall(r"`(--[\w.-]*\w)`", " ".join(first_cells(text))))
     for group, about in re.findall(r"^\| \[`--(\w+)\.\*`\](.*)$", text, re.M):
         without = set(re.findall(r"`(--[\w.-]*\w)`", about.partition("Without ")[2]))
@@ -85,7 +85,7 @@ def options(text: str) -> set[str]:
 
 
 def anchors(document: Path) -> list[str]:
-    """The names of a document's headings, by GitHub's rule, which is the site's too."""
+    """Return the names of a document's headings, by GitHub's rule, which is the site's too."""
     text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.M | re.S)
     titles = re.findall(r"^#+ (.*)$", text, re.M)
     return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]

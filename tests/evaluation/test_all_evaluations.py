@@ -116,7 +116,7 @@ def test_a_sweep_has_a_column_for_each_kind_and_joins_them_by_ids():
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HalfOptions(KnnOptions):
-    """Half of the k-NN accuracy."""
+    """Measure half of the k-NN accuracy."""
 
     share: float = 0.5
     """The share of the features that is kept."""

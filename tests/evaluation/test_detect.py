@@ -1,4 +1,4 @@
-"""`hardmix detect`: schedules, batch norm over processes, training that learns and goes on."""
+"""`hardmix detect`: schedules, batch norm over processes, training that learns and resumes."""
 
 import json
 import math
@@ -85,7 +85,7 @@ def tiny(task="voc", **more) -> DetectionConfig:
 
 
 def very_narrow() -> nn.Module:
-    """One block a stage, 16 to 64 wide: the least that is a ResNet of torchvision."""
+    """Return torchvision's smallest ResNet: one block per stage, 16 to 64 wide."""
     trunk = ResNet(BasicBlock, [1, 1, 1, 1])
     trunk.inplanes = 16
     trunk.conv1 = nn.Conv2d(3, 16, 7, stride=2, padding=3, bias=False)
@@ -98,7 +98,7 @@ def very_narrow() -> nn.Module:
 
 @pytest.fixture
 def cells(tmp_path):
-    """Six images of VOC's layout with coloured squares; two of them are for the test."""
+    """Write six images in VOC's layout with coloured squares; two of them are for the test."""
     root = tmp_path / "cells"
     for number in range(6):
         name, left = f"cell{number}", 5 + 3 * number
@@ -236,7 +236,7 @@ def test_on_one_process_synchronised_batch_norm_is_batch_norm_to_the_bit():
 
 @pytest.mark.parametrize(("device", "kind"), [("cpu", nn.BatchNorm2d), ("cuda", nn.SyncBatchNorm)])
 def test_batch_norm_is_synchronised_as_the_device_can(device, kind, monkeypatch):
-    """Torch's own refuses tensors on CPUs; on GPUs ours would make two calls and wait for each."""
+    """torch's layer refuses tensors on CPUs; on GPUs ours would make two calls that wait."""
     module = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Sequential(nn.BatchNorm2d(3)))
     state = module.state_dict()
     monkeypatch.setattr(batch_norm, "world_size", lambda: 2)
@@ -251,7 +251,7 @@ def test_batch_norm_is_synchronised_as_the_device_can(device, kind, monkeypatch)
 
 
 def test_a_detector_is_trained_and_tested_in_bfloat16_where_asked_for(cells, tmp_path):
-    """Forward passes are; boxes, scores and losses are float32."""
+    """Only forward passes are in bfloat16; boxes, scores and losses are float32."""
     seen = []
     training = new_training(cells, tmp_path / "trial", tiny())
     training.compute = choose_compute("cpu", "bf16")
@@ -389,7 +389,7 @@ def test_it_learns_a_few_images_of_coco_by_heart(shared, tmp_path):
 
 
 def part_of_coco(source: Path, root: Path, ids: set[int | str] | None = None) -> Path:
-    """These images of a folder in COCO's layout, or the first four of each split."""
+    """Keep these images of a folder in COCO's layout, or the first four of each split."""
     (root / "annotations").mkdir(parents=True)
     for split in ("train", "val"):
         content = read_json(annotation_file(source, split))

@@ -140,7 +140,7 @@ def test_maps_and_proposals_are_detectron2s(golden):
 
 
 def test_heads_are_detectron2s_on_its_own_map(golden):
-    """No convolution of the trunk, whose rounding is another CPU's, comes before."""
+    """These numbers precede the trunk's convolutions, whose rounding depends on the CPU."""
     detector, features = golden.detector.eval(), torch.from_numpy(golden.arrays["res4"])
     with torch.no_grad():
         proposals = detector.propose(features, golden.sizes)

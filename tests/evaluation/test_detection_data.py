@@ -1,4 +1,4 @@
-"""Readers of VOC's and COCO's layouts, and what becomes of an image before a detector sees it."""
+"""Readers of VOC's and COCO's layouts, and the transformations of a detector's images."""
 
 import json
 import sys
@@ -329,7 +329,7 @@ def test_run_lengths_are_those_of_the_pixels(seed, height, width, share):
 @pytest.mark.usefixtures("_tools")
 @pytest.mark.parametrize("kind", ["box", "mask"])
 def test_skipped_test_objects_are_not_scored(tmp_path, kind):
-    """Also where pycocotools would stumble over them, after the training."""
+    """They include objects at which pycocotools would fail after the training."""
     bad = [{**entry(2), "segmentation": []}, {**entry(3, image=2), "segmentation": None}]
     test = open_coco(coco_folder(tmp_path, [entry(1), *bad])).test
     pixels = decode_mask(test.images[0].masks[0], 30, 40)

@@ -44,7 +44,7 @@ MOST_LAUNCHES = {
     "detecting, voc": 185,  # 178
     "detecting, coco": 2050,  # 2010, of 100 masks
 }
-"""With the small networks and sets of these tests."""
+"""Most launches with the small networks and sets of these tests."""
 
 
 def assert_few_launches(log, what, times=1):
@@ -181,9 +181,9 @@ def test_a_detectors_step_reads_sizes_alone_and_copies_nothing_back(task, tmp_pa
 
 
 MOST_READS_OF_A_DETECTION = 8
-"""How many boxes are large enough and survive NMS, in both stages, and then the results."""
+"""Reads of the numbers of boxes after size limits and NMS, in both stages, and of the results."""
 MOST_READS_OF_MASKS = {"voc": 0, "coco": 2}
-"""The result, and the corners of all boxes that masks are pasted into."""
+"""Reads of the result, and of the corners of all boxes that masks are pasted into."""
 
 
 @pytest.mark.usefixtures("unchecked_types")

@@ -22,13 +22,13 @@ SIZES = {"QUERIES": 16, "ROWS": 7, "CHUNK": 16, "TERMS": 8, "TILE": 16}
 
 
 def found(bank, queries, k, **options):
-    """Similarities and places of all queries."""
+    """Return similarities and places of all queries."""
     parts = list(neighbours.neighbours(bank, queries, k, device=CPU, **options))
     return tuple(torch.cat([part[column] for part in parts]) for column in (1, 2))
 
 
 def naive(bank, queries, k, leave_one_out):
-    """The whole matrix, sorted: the most similar first, then the first in the bank."""
+    """Return the whole matrix, sorted: the most similar first, then the first in the bank."""
     unit = [torch.nn.functional.normalize(each.double(), dim=1) for each in (queries, bank)]
     similarity = unit[0] @ unit[1].T
     if leave_one_out:
@@ -39,7 +39,7 @@ def naive(bank, queries, k, leave_one_out):
 
 
 def signed_units(generator, rows, dim):
-    """Rows whose similarities are exactly -1, 0 or 1: nearly all are tied."""
+    """Return rows whose similarities are exactly -1, 0 or 1, so that nearly all are tied."""
     signs = torch.randint(2, (rows, 1), generator=generator) * 4 - 2
     return torch.eye(dim)[torch.randint(dim, (rows,), generator=generator)] * signs
 

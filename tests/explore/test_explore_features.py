@@ -20,7 +20,7 @@ CLOSE = 1e-5
 
 @st.composite
 def features(draw, least=2, most=16, dim=None):
-    """Some rows that are copies, some nearly so, some of zeros."""
+    """Return rows of which some are copies, some nearly so, and some zeros."""
     number, dim = draw(st.integers(least, most)), dim or draw(st.integers(1, 6))
     generator = np.random.default_rng(draw(st.integers(0, 2**32)))
     rows = generator.normal(size=(number, dim))
@@ -115,7 +115,7 @@ def test_groups_of_duplicates_are_those_of_the_slow_way(rows, threshold, data):
 @few
 @given(rows=features())
 def test_a_second_judge_can_only_refuse(rows):
-    """With the rows themselves as second judge nothing changes; with unrelated rows all goes."""
+    """The rows themselves as second judge change nothing; unrelated rows refuse all pairs."""
     alone = explore.duplicates(rows, 0.9)
     both = explore.duplicates(rows, 0.9, confirm=rows, confirm_threshold=0.9)
     assert [g.keep for g in alone.groups] == [g.keep for g in both.groups]

@@ -119,7 +119,7 @@ def test_the_second_direction_of_a_step_does_not_meet_the_keys_of_the_first(back
 
 
 def one_process_and_two(number):
-    """Over processes, each has its queries and the keys of all; gradients averaged as by DDP."""
+    """Each process has its queries and the keys of all; gradients are averaged as by DDP."""
     for size in (0, (32, DIM)):
         torch.manual_seed(1)
         whole = NTXentLoss(0.1, size, **PLAIN)

@@ -67,7 +67,7 @@ def test_without_mixing_it_is_clips_loss_with_its_learnt_scale():
 
 
 def test_a_scale_that_open_clip_passes_is_used_and_learnt():
-    """As its loop calls a loss: loss(**model_out, output_dict=True)."""
+    """open_clip's loop calls loss(**model_out, output_dict=True)."""
     image, text = features()
     learnt = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
     out = {"image_features": image, "text_features": text, "logit_scale": learnt.exp()}
@@ -77,7 +77,7 @@ def test_a_scale_that_open_clip_passes_is_used_and_learnt():
 
 
 def assert_open_clips(which, batch):
-    """The loss and gradients of this process's part of a batch of unit vectors."""
+    """Check the loss and gradients of this process's part of a batch of unit vectors."""
     generator = torch.Generator().manual_seed(7)
     whole = [
         normalize(torch.randn(batch, 6, generator=generator, dtype=torch.float64), dim=1)

@@ -76,7 +76,7 @@ def test_every_image_has_a_cluster_of_the_last_epoch(unbroken):
 
 @pytest.mark.parametrize("step", [{5}, {6}])
 def test_a_resumed_run_is_the_unbroken_one(step, unbroken, tmp_path, monkeypatch):
-    """Within an epoch, whose clusters are not made again; and between two."""
+    """It may stop within an epoch, whose clusters are not made again, or between two."""
     signal_after(monkeypatch, step)
     with pytest.raises(UnfinishedError):
         pretrain(small(), tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Numbers of a query's own, whoever draws them."""
+"""A query's random numbers are the same, whichever process draws them."""
 
 import torch
 

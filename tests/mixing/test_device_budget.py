@@ -30,7 +30,7 @@ def gpu_queue(filled: int = K, start: str = "random") -> MemoryQueue:
 
 
 def step(log: DeviceLog, loss: MochiLoss, negatives, batch: int = 32, **options) -> int:
-    """Forward and backward; how many launches it took."""
+    """Run forward and backward passes, and return the number of launches."""
     query = torch.randn(batch, DIM, device="cuda", requires_grad=True)
     key = torch.randn(batch, DIM, device="cuda")
     log.clear()

@@ -20,7 +20,7 @@ def small_chunks(monkeypatch):
 
 
 def random_features(number, dim, seed, lowest=0.01) -> torch.Tensor:
-    """Directions at random, lengths from `lowest` to 100."""
+    """Return random directions, with lengths from `lowest` to 100."""
     generator = torch.Generator().manual_seed(seed)
     direction = torch.randn(number, dim, generator=generator, dtype=torch.float64)
     length = torch.rand(number, 1, generator=generator, dtype=torch.float64) * 100 + lowest

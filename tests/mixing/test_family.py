@@ -406,7 +406,7 @@ def several_positives(query, key, negatives, positives, tau, inside):
 @pytest.mark.parametrize("one_piece", [False, True])
 @pytest.mark.parametrize("denominator", ["infonce", "supcon-in"])
 def test_several_positives_keep_float64_and_second_derivatives(denominator, one_piece):
-    """Also of the query 1, which has no positive but its key."""
+    """Query 1 has no positive but its key."""
     query, key, negatives = (unit(rows, 16).requires_grad_() for rows in (6, 6, 50))
     inputs = [query, key, negatives]
     positives = (torch.rand(6, 50) < 0.2).index_fill(0, torch.tensor([1]), False)

@@ -209,7 +209,7 @@ def test_hardness_weighting_in_sentence_transformers(mode):
 
 
 def synco_plan(kind, query, hardest):
-    """The authors' draws of a kind, as a plan."""
+    """Return the authors' draws of a kind, as a plan."""
     torch.manual_seed(11)
     number = (5, 4)
     if kind == 3:
@@ -255,7 +255,7 @@ def test_ring(low, high):
 
 
 def mixcse(first, second):
-    """The points of their batch: each key with a fifth of the one before it, for all queries.
+    """Return the points of their batch: each key with a fifth of the one before it.
 
     Where a point is made of a query's own key, their code sets its logit to 0: a scale of 0. All
     but one point are pairs of negatives; that one is `plan_mixcse`'s.
@@ -293,7 +293,7 @@ def test_mixcse_with_the_mirrored_points_of_the_authors_code():
 
 
 def test_feature_transformation():
-    """With their l of 1.37 and 0.61, and their permutation."""
+    """The authors' code drew l = 1.37 and 0.61, and this permutation."""
     first, second = views()
     torch.manual_seed(5)
     order = torch.randperm(20)

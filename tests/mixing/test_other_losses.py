@@ -105,7 +105,7 @@ def test_cross_batch_memory_is_a_queue_written_before_it_is_read_without_the_own
 
 
 def simclr(loss: MochiLoss, first: Tensor, second: Tensor, **options) -> Tensor:
-    """As in examples/simclr_in_batch.py: each view asks for the other among all views."""
+    """Return SimCLR's loss as in examples/simclr_in_batch.py, with each view as a query."""
     query, key = torch.cat([first, second]), torch.cat([second, first])
     itself = torch.eye(len(query), dtype=torch.bool).roll(len(first), dims=1)
     return loss.in_batch(query, key, exclude=itself, **options)

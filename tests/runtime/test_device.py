@@ -1,4 +1,4 @@
-"""Where and how a run computes: chosen, set, said, and given back."""
+"""Devices and number formats of a run: chosen, set, reported, and restored."""
 
 import os
 import warnings
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_cuda_1_is_the_device_of_everything(monkeypatch):
-    """Else kernels of libraries that ask for the current device would run on the first."""
+    """Otherwise kernels of libraries that use the current device would run on the first."""
     chosen = []
     with gpu():
         monkeypatch.setattr(torch.cuda, "set_device", chosen.append)

@@ -1,4 +1,4 @@
-"""A setting says what it is, once: every list of settings follows, and none contradicts another."""
+"""Facts about a setting stand in one place: every list of settings is derived from them."""
 
 import dataclasses
 import re
@@ -110,7 +110,7 @@ class SomeOptions(MethodOptions):
     weight: float = setting(1.0, label="w = {}")
     """Weight of something."""
     note: int = setting(0, resume=True, identity=False)
-    """How often."""
+    """Steps between notes."""
 
 
 def test_a_methods_own_settings_have_facts_too(monkeypatch):
@@ -142,7 +142,7 @@ CHOSEN = [
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(("kind", "name", "choices"), CHOSEN)
 def test_a_typo_in_a_named_choice_is_one_sentence_with_the_nearest_first(kind, name, choices):
-    """In a Python config, too: before there is a run, and so a folder."""
+    """A config in Python is refused too, before the run has a folder."""
     typo = (f"{choices[-1]}x",) if name == "baseline" else f"{choices[-1]}x"
     with pytest.raises(InputError) as refused:
         kind(**{name: typo})
@@ -159,7 +159,7 @@ OWN = ("strategy", "weights", "denominator", "filter")
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_named_choices_of_a_run_are_settings_that_a_typo_would_break():
-    """Those of which a typo once gave a KeyError, after the run's folder was there."""
+    """A typo in one of them once gave a KeyError, when the run's folder existed already."""
     assert len(CHOSEN) >= 20
     names = {name for _, name, _ in CHOSEN}
     assert {"strategy", "augmentation", "weights", "denominator", "filter", "head"} <= names

@@ -12,11 +12,11 @@ from typing import Any
 
 NAMES = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"]
 SECONDS = 30
-"""To wait for an answer: a browser starts slowly on a busy machine."""
+"""Seconds to wait for an answer: a browser starts slowly on a busy machine."""
 
 
 def find_chrome() -> str | None:
-    """The browser that CHROME names, or one that is installed."""
+    """Return the browser that CHROME names, or one that is installed."""
     given = os.environ.get("CHROME")
     return given or next((path for name in NAMES if (path := shutil.which(name))), None)
 
@@ -94,7 +94,7 @@ class Chrome:
     def show_address(
         self, address: str, width: int = 1400, scheme: str = "light", script: bool = True
     ) -> None:
-        """The same of any address."""
+        """Load a page by its address."""
         self.call("Emulation.setScriptExecutionDisabled", value=not script)
         self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -112,7 +112,7 @@ class Chrome:
             self.events.append(self._receive(deadline))
 
     def run(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page."""
+        """Return the value of a JavaScript expression in the page."""
         result = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -132,13 +132,13 @@ class Chrome:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def complaints(self) -> list[dict[str, Any]]:
-        """Errors and messages on the console since the page began to load."""
+        """Return errors and messages on the console since the page began to load."""
         self.run("0")  # events before this answer have arrived
         kinds = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
         return [event for event in self.events if event.get("method") in kinds]
 
     def requests(self) -> list[str]:
-        """Addresses asked for since the page began to load, without those inside the page."""
+        """Return the addresses requested since the page began to load, except those in the page."""
         self.run("0")
         asked = [
             event["params"]["request"]["url"]
@@ -163,7 +163,7 @@ class Chrome:
 
 
 def _is_load(event: dict[str, Any], loader: str) -> bool:
-    """Whether this page has loaded, and not the one before it."""
+    """Return whether this page has loaded, and not the one before it."""
     told = event.get("params", {})
     return (event.get("method"), told.get("name"), told.get("loaderId")) == (
         "Page.lifecycleEvent",

@@ -18,7 +18,7 @@ from hardmix.settings.config import MixConfig, PretrainConfig
 from hardmix.strategies import STRATEGIES, plan_fixed_percentage
 
 DATA = torch.Generator().manual_seed(0)
-"""Apart from the loss's own random numbers: of equal keys either may be ranked first."""
+"""Generator of the data, apart from the loss's own: of equal keys either may rank first."""
 SMALL = {"num_hardest": 20, "num_pairs": 30, "num_with_query": 10}
 
 
@@ -37,7 +37,7 @@ def compare(loss: MochiLoss, compiled, negatives, **options) -> None:
 
 
 def one_graph(loss: MochiLoss):
-    """Compiled as a whole or not at all, and a counter of graphs."""
+    """Return the function compiled as a whole, and a counter of graphs."""
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     return torch.compile(loss, fullgraph=True, backend=counter), counter
@@ -62,7 +62,7 @@ def strategy(name: str) -> None:
 
 
 def training(start: str, **mix: object) -> None:
-    """As the training step calls it: numbers and progress of each step, into one graph."""
+    """Call the loss as the training step does, with numbers and progress, as one graph."""
     config = PretrainConfig(mix=MixConfig(**SMALL, **mix))
     schedule, memory = MixingSchedule(config), MemoryQueue(100, 16, start=start)
     torch._dynamo.reset()
@@ -94,7 +94,7 @@ def training(start: str, **mix: object) -> None:
 
 
 def curriculum() -> None:
-    """A strategy that changes with progress: points appear during training, in one graph."""
+    """Check a strategy that changes with progress: points appear in training, in one graph."""
     options = {"percentage": 0.0, "percentage_end": 100.0}
     strategy = partial(plan_fixed_percentage, **options)
     loss = MochiLoss(**SMALL, strategy=strategy)
@@ -110,7 +110,7 @@ def curriculum() -> None:
 
 
 def family(**options: object) -> None:
-    """Weights, denominators and filters, with a learnt temperature and own negatives."""
+    """Check weights, denominators and filters, with a learnt temperature and own negatives."""
     temperature = torch.nn.Parameter(torch.tensor(0.3))
     loss = MochiLoss(**SMALL, temperature=temperature, **options)
     compiled, counter = one_graph(loss)

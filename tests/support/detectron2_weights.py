@@ -23,7 +23,7 @@ _HEADS = {
 
 
 def detectron2_detector_name(name: str) -> str:
-    """detectron2's name of a tensor of `C4Detector`, in its detector with MoCo's extra norm."""
+    """Return detectron2's name of a tensor of `C4Detector`, in its detector with MoCo's norm."""
     module, _, kind = name.rpartition(".")
     if module in _HEADS:
         return f"{_HEADS[module]}.{kind}"

@@ -21,10 +21,10 @@ PLACEHOLDERS = {
     "$IMAGENET": "IMAGENET",
     "$RUN": "RUN",
 }
-"""Words of the documents that name no file, and what is typed for them."""
+"""Values for words of the documents that name no file."""
 
 WHOLE = ("demo", "recipes", "version")
-"""A sentence that says `hardmix NAME` names a command; these are also complete with that."""
+"""Commands that are complete without options; others named in a sentence are not run."""
 
 
 class Command(NamedTuple):
@@ -37,7 +37,7 @@ class Command(NamedTuple):
 
     @property
     def place(self) -> str:
-        """For people."""
+        """The place in words."""
         return f"{self.document}:{self.line}"
 
 
@@ -67,7 +67,7 @@ def commands_in_blocks(text: str) -> Iterator[tuple[int, str]]:
 
 
 def commands_in_sentences(text: str) -> Iterator[tuple[int, str]]:
-    """The same between backticks, where a command may be cut short to its name or its settings.
+    """Yield those between backticks, where a command may be cut to its name or its settings.
 
     What a page's own diff would add ("then works") is left to that page's test.
     """
@@ -82,7 +82,7 @@ def commands_in_sentences(text: str) -> Iterator[tuple[int, str]]:
 
 
 def ways_to_type(command: str) -> list[tuple[str, ...]]:
-    """Without [optional parts] and with them, each of the one|or|other, no "..."."""
+    """Return the commands without [optional parts] and with them, and each of one|or|other."""
     ways: dict[tuple[str, ...], None] = {}  # ordered, each once
     for text in (re.sub(r"\[[^]]*\]", "", command), re.sub(r"[][]", "", command)):
         words = [word.removesuffix("...") for word in shlex.split(text, comments=True)]

@@ -36,7 +36,7 @@ ACTIVE_SVG = [
 
 
 def config_of(method: str = "mochi", seed: int = 0, recipe: str = "demo", **changes: Any) -> dict:
-    """A saved config; changes by dotted name with two underscores: train__epochs=3."""
+    """Return a saved config; changes have two underscores for the dot: train__epochs=3."""
     config = json.loads(json.dumps(dataclasses.asdict(RECIPES[recipe].build(method, False))))
     config["train"]["seed"] = seed
     for name, value in changes.items():
@@ -51,7 +51,7 @@ def config_of(method: str = "mochi", seed: int = 0, recipe: str = "demo", **chan
 def metrics_of(
     epochs: int, labelled: bool = True, offset: float = 0.0, lines: int = 2
 ) -> list[dict]:
-    """`lines` lines an epoch; loss falls from 8, k-NN rises."""
+    """Return metrics with `lines` lines per epoch; the loss falls from 8, k-NN rises."""
     found = []
     for number in range(1, epochs * lines + 1):
         step = number * STEPS // lines
@@ -80,7 +80,7 @@ def metrics_of(
 
 
 def result_of(config: dict, top1: float, **more: Any) -> dict:
-    """As Run.write_result leaves it."""
+    """Return a result as Run.write_result writes it."""
     return {
         "top1": top1,
         "top5": min(1.0, top1 + 0.2),
@@ -99,7 +99,7 @@ def write_run(
     metrics: list[dict] | None = None,
     results: dict[str, dict] | None = None,
 ) -> Path:
-    """The folder of a run that has ended."""
+    """Write the folder of a run that has ended."""
     (path / "results").mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config, indent=2))
     if metrics is not None:
@@ -111,14 +111,14 @@ def write_run(
 
 
 def picture(shade: int, size: int = 8) -> str:
-    """A grey square as a data URI."""
+    """Return a grey square as a data URI."""
     out = io.BytesIO()
     Image.new("RGB", (size, size), (shade % 256, 90, 120)).save(out, "WEBP")
     return "data:image/webp;base64," + base64.b64encode(out.getvalue()).decode()
 
 
 def gallery_of(labels: list[str], queries: int = 2, caption: str = "How to read it.") -> dict:
-    """As figures/gallery.json: the second negative of each query is false."""
+    """Return figures/gallery.json; the second negative of each query is false."""
 
     def neighbour(number: int, false: bool) -> dict:
         return {
@@ -157,7 +157,7 @@ def gallery_of(labels: list[str], queries: int = 2, caption: str = "How to read 
 
 
 def neighbours_of(names: list[str], queries: int = 2, caption: str = "How to read it.") -> dict:
-    """As figures/neighbours.json: the images have files, and no labels."""
+    """Return figures/neighbours.json; the images have files, and no labels."""
 
     def image(number: int) -> dict:
         name = f"/photos/{names[number % len(names)]}"
@@ -178,7 +178,7 @@ def neighbours_of(names: list[str], queries: int = 2, caption: str = "How to rea
 
 
 def verdict_of(better: bool = False, **more: Any) -> dict:
-    """As results/verdict.json of a run that started from weights."""
+    """Return results/verdict.json of a run that started from weights."""
     scores = {"encoder": 0.625, "start": 0.75, "untrained": 0.25, "pixels": 0.3, "colours": 0.5}
     return {
         "text": "The encoder is worse than the weights it started from.",
@@ -194,7 +194,7 @@ def verdict_of(better: bool = False, **more: Any) -> dict:
 
 
 def map_of(labels: list[str], number: int = 60) -> dict:
-    """As figures/embedding-map.json: a spiral, each third point with an image."""
+    """Return figures/embedding-map.json: a spiral, each third point with an image."""
     turns = [each / 5 for each in range(number)]
     return {
         "title": "Map",
@@ -218,7 +218,7 @@ def map_of(labels: list[str], number: int = 60) -> dict:
 
 
 def write_figures(run: Path, files: dict[str, Any]) -> None:
-    """RUN/figures: text as it is, all else as JSON."""
+    """Write RUN/figures: text as it is, everything else as JSON."""
     (run / "figures").mkdir(exist_ok=True)
     for name, content in files.items():
         text = content if isinstance(content, str) else json.dumps(content)

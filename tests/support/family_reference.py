@@ -13,7 +13,7 @@ from hardmix import MixPlan, materialize
 
 
 class Query:
-    """One query: its positive, its negatives, and their weights."""
+    """A query with its positive, its negatives, and their weights."""
 
     def __init__(self, q: Tensor, k: Tensor, negatives: list[Tensor], points: list) -> None:
         self.q, self.k, self.negatives, self.points = q, k, negatives, points
@@ -23,7 +23,7 @@ class Query:
         return torch.exp(self.q @ self.k / tau)
 
     def neg(self, tau, weights=None) -> Tensor:
-        """Sum over negatives and points."""
+        """Return the sum over negatives and points."""
         total = torch.zeros((), dtype=self.q.dtype)
         for number, each in enumerate(self.negatives):
             weight = 1.0 if weights is None else weights[number]
@@ -38,7 +38,7 @@ class Query:
 
 
 def queries(query, key, negatives, plan: MixPlan | None, exclude=None, own=None) -> list[Query]:
-    """Every query of a batch; `plan` and `exclude` count the shared negatives, then the own."""
+    """Return every query of a batch; `plan` and `exclude` count shared negatives, then own ones."""
     batch, found = len(query), []
     for i in range(batch):
         columns = torch.cat([negatives, own[i]]) if own is not None else negatives
@@ -68,7 +68,7 @@ def decoupled(of: Query, tau, weights=None) -> Tensor:
 
 
 def of_each(formula: Callable[..., Tensor]) -> Callable[[list[Query], Tensor], Tensor]:
-    """The losses of a batch, by a formula for one query."""
+    """Return the losses of a batch, by a formula for one query."""
     return lambda batch, tau: torch.stack([formula(of, tau) for of in batch])
 
 
@@ -130,7 +130,7 @@ def ring_weights(of: Query, tau, low=90.0, high=99.0) -> list[float]:
 
 
 def ring(values: list[float], low: float, high: float) -> list[int]:
-    """The slots between two percentiles; of equal values, the first slots rank higher."""
+    """Return the slots between two percentiles; of equal values, the first slots rank higher."""
     ranked = sorted(range(len(values)), key=lambda slot: (-values[slot], slot))
     outer = int(round(len(values) * (100 - low) / 100, 6))
     inner = int(round(outer * (100 - high) / (100 - low), 6))

@@ -5,7 +5,7 @@ import os
 
 
 class Killed(BaseException):
-    """In place of a kill: no file call after it takes place, not even one that tidies up."""
+    """Stands for a kill: no later file call takes place, not even one that tidies up."""
 
 
 class FileCalls:
@@ -37,10 +37,10 @@ def kill():
 
 
 def end_process():
-    """A real end, for a process that was forked for it."""
+    """End the process, which was forked for it."""
     os._exit(9)
 
 
 def disk_full():
-    """The call fails, those after it do not."""
+    """Make the call fail, but not those after it."""
     raise OSError(errno.ENOSPC, "No space left on device")

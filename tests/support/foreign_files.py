@@ -6,7 +6,7 @@ from torch import nn
 
 
 def lived_in(model: nn.Module) -> nn.Module:
-    """Batch norms with statistics of their own: lost ones would show."""
+    """Give batch norms statistics of their own, so that lost ones would show."""
     for name, buffer in model.named_buffers():
         if name.endswith(("running_mean", "running_var")):
             buffer.uniform_(0.5, 1.5)
@@ -24,7 +24,7 @@ def prefixed(prefix: str, tensors: dict) -> dict:
 
 
 def moco_file(file, name="resnet18", head="mlp", dim=16, keys=64, zipped=True) -> nn.Module:
-    """A checkpoint as official MoCo's main_moco.py writes it; the query encoder is returned."""
+    """Write a checkpoint as official MoCo's main_moco.py does, and return its query encoder."""
     query, key = resnet(name), resnet(name)
     width = query.fc.in_features
     for encoder in (query, key):

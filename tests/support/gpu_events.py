@@ -15,7 +15,7 @@ FP32 = Compute(GPU, False, "fp32")
 
 @contextmanager
 def gpu():
-    """With events, whose waiting counts as a read, and fused optimizers that know the device."""
+    """Pretend a GPU with events, whose waiting counts as a read, and with fused optimizers."""
     grouped = torch.optim.Optimizer._group_tensors_by_device_and_dtype
 
     def there(*arguments, **options):
@@ -26,7 +26,7 @@ def gpu():
 
         class Event:
             def record(self):
-                """In the queue of work."""
+                """Do nothing, as recording joins the queue of work."""
 
             def synchronize(self):
                 log.synchronisations.append(Entry("Event.synchronize", "runtime/device.py"))

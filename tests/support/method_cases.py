@@ -27,7 +27,7 @@ def given_embeddings(monkeypatch, method, *outputs):
 
 
 def slow_softmax(query, key, negatives, temperature, hidden=None):
-    """-log softmax of the key among key and negatives, query by query."""
+    """Return -log softmax of the key among key and negatives, query by query."""
     losses = []
     for row in range(len(query)):
         own = [query[row] @ key[row] / temperature]

@@ -18,7 +18,7 @@ from reference import unit
 
 @contextmanager
 def device_path(one_piece: bool) -> Iterator[None]:
-    """Within, a CPU computes as a GPU would, or as it does."""
+    """Let a CPU compute as a GPU would within the context, or as it usually does."""
     users = [
         module
         for name, module in sys.modules.items()
@@ -36,7 +36,7 @@ def device_path(one_piece: bool) -> Iterator[None]:
 
 @st.composite
 def any_plan(draw):
-    """Any plan, also ones no strategy makes: kinds mixed in a column, missing points, factors."""
+    """Return any plan, also such as no strategy makes: mixed kinds, missing points, factors."""
     batch, dim = draw(st.integers(1, 4)), draw(st.integers(2, 12))
     width, points = draw(st.integers(1, 25)), draw(st.integers(0, 12))
     torch.manual_seed(draw(st.integers(0, 2**31)))
@@ -70,7 +70,7 @@ def candidates(query, key, negatives, own=None, **options) -> Candidates:
 
 
 def family(query, key, negatives, plan=None, *, temperature, own=None, **options) -> Contrast:
-    """The loss of any member of the family from its pieces, with what it was made of."""
+    """Return the loss of any member of the family, made from its pieces, and the pieces."""
     exclude, log_weights = options.pop("exclude", None), options.pop("log_weights", None)
     denominator = options.pop("denominator", "infonce")
     if isinstance(denominator, str):
@@ -83,7 +83,7 @@ def family(query, key, negatives, plan=None, *, temperature, own=None, **options
 def by_plain_pytorch(
     query, key, negatives, plan, temperature, exclude=None, through_query=False
 ) -> torch.Tensor:
-    """Eq. 1 of each query with every vector made, to be differentiated as often as one likes."""
+    """Return Eq. 1 of each query with every vector made, differentiable any number of times."""
     constants = [key.detach(), negatives.detach()]
     points = materialize(plan, query if through_query else query.detach(), *constants)
     real, synthetic = query @ negatives.T, torch.einsum("bd,bsd->bs", query, points)
@@ -95,7 +95,7 @@ def by_plain_pytorch(
 
 
 def logits_with(similarity, positive, temperature=0.25) -> Logits:
-    """Logits with these similarities, and no vectors behind them."""
+    """Return logits with these similarities, and no vectors behind them."""
     real, nothing = similarity / temperature, similarity.new_empty(len(similarity), 0)
     embeddings = Embeddings(nothing, nothing, similarity.new_empty(similarity.shape[1], 0))
     return Logits(positive / temperature, real, real[:, :0], temperature, nothing, embeddings)

@@ -1,4 +1,4 @@
-"""Where things are: the project, and the real images beside it, which users do not have."""
+"""Folders: the project, and the real images beside it, which users do not have."""
 
 from pathlib import Path
 

@@ -37,7 +37,7 @@ GPU = torch.device("cuda", 0)
 
 PACKAGE = f"{Path(hardmix.__file__).parent}/"
 TESTS = f"{Path(__file__).parents[1]}/"
-"""Where the code of hardmix and the tests lie, whatever the checkout is called."""
+"""Folders of hardmix's code and of the tests, whatever the checkout is called."""
 
 READ_BACK = {
     *("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "bincount"),
@@ -59,7 +59,7 @@ ADDS_ATOMICALLY = {
     *("_index_put_impl", "embedding_dense_backward", "_embedding_bag_dense_backward"),
     *("_embedding_bag_backward", "grid_sampler_2d_backward"),
 }
-"""Operations that add in an order of chance; of floats the sum depends on it."""
+"""Operations that add in random order, on which a sum of floats depends."""
 
 TAKES_BOTH = {
     *("copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put_impl_"),
@@ -69,7 +69,7 @@ TAKES_BOTH = {
 
 
 class Entry(NamedTuple):
-    """Something that was done."""
+    """An operation that was done."""
 
     what: str
     place: str
@@ -82,29 +82,29 @@ class DeviceLog:
 
     launches: list[Entry] = field(default_factory=list)
     synchronisations: list[Entry] = field(default_factory=list)
-    """The host reads a number, or needs one to know a size."""
+    """Waits of the host for a number, or for one that decides a size."""
     blocking_copies: list[Entry] = field(default_factory=list)
-    """Between host and device, either way, while the host waits."""
+    """Copies between host and device, either way, while the host waits."""
     other_copies: list[Entry] = field(default_factory=list)
-    """From or to pinned memory, without waiting."""
+    """Copies from or to pinned memory, without waiting."""
     mixed_devices: list[Entry] = field(default_factory=list)
-    """Would fail on a GPU: tensors of both devices, or a generator of the host's."""
+    """Operations that would fail on a GPU: tensors of both devices, or the host's generator."""
     float_atomics: list[Entry] = field(default_factory=list)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all entries."""
         for entries in vars(self).values():
             entries.clear()
 
     @staticmethod
     def by_place(entries: Sequence[Entry]) -> list[tuple[str, int]]:
-        """How many at each line, most first: for messages."""
+        """Return how many there are at each line, most first, for messages."""
         return Counter(f"{entry.place} {entry.what}" for entry in entries).most_common()
 
 
 @contextmanager
 def pretended_gpu() -> Iterator[DeviceLog]:
-    """Inside, device="cuda" works and is noted."""
+    """Make device="cuda" work within the context, and log what it does."""
     swapped = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)  # Module.to replaces parameters
     watch = _Watch(DeviceLog())
@@ -143,7 +143,7 @@ class GpuTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Also outside the modes, in a thread of autograd's."""
+        """Run operations outside the modes too, in a thread of autograd's."""
         watch = next(each.watch for each in tree_leaves((args, kwargs)) if isinstance(each, cls))
         return watch.run(func, args, kwargs or {})
 
@@ -179,7 +179,7 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.log = log
         self.pinned: dict[int, Tensor] = {}
-        """By address; kept alive, so that no other tensor gets it."""
+        """Pinned tensors by address; kept alive, so that no other tensor gets it."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.run(func, args, kwargs or {})
@@ -309,7 +309,7 @@ class _Devices(TorchFunctionMode):
         return GpuTensor(made, self.watch)
 
     def to(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Tensor.to in all its forms: (device, dtype), (dtype), (other), and by name."""
+        """Handle Tensor.to in all its forms: (device, dtype), (dtype), (other), and by name."""
         device: Any = kwargs.pop("device", None)
         waits = not kwargs.pop("non_blocking", False)
         other = kwargs.pop("other", None)
@@ -376,7 +376,7 @@ def _adds_atomically(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _place() -> str:
-    """The nearest line of hardmix, else of a test."""
+    """Return the nearest line of hardmix, otherwise of a test."""
     frame, test = sys._getframe(1), "(torch)"
     while frame is not None:
         file = frame.f_code.co_filename

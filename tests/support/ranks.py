@@ -43,7 +43,7 @@ IMPORTED = ["ranks", "hardmix.training.pretrain"]
 
 
 def tiny(method="mochi", oracle=False, **more):
-    """A run of a few seconds on 96 shapes, with settings by group."""
+    """Return the config of a run of a few seconds on 96 shapes, with settings by group."""
     config = RECIPES["demo"].build(method, oracle)
     groups = {name: TINY.get(name, {}) | more.get(name, {}) for name in TINY.keys() | more.keys()}
     changed = {
@@ -54,7 +54,7 @@ def tiny(method="mochi", oracle=False, **more):
 
 
 def group_norm_trunk():
-    """No batch normalisation: each image is encoded alone, on however many processes."""
+    """Replace batch norm, so that each image is encoded alone on any number of processes."""
     torch.manual_seed(5)
     return torch.nn.Sequential(
         torch.nn.Conv2d(3, 16, 3, stride=2),
@@ -68,7 +68,7 @@ def group_norm_trunk():
 
 
 def signal_after(monkeypatch, steps, number=signal.SIGTERM):
-    """Send this process a signal when it has taken so many steps in all."""
+    """Send this process a signal when it has taken these numbers of steps in all."""
     taken = itertools.count(1)
 
     def step_and_signal(training, batch, epoch):
@@ -84,7 +84,7 @@ def signal_after(monkeypatch, steps, number=signal.SIGTERM):
 
 
 def start(job, *arguments, ranks=2, timeout=60.0, output=None):
-    """Processes that join each other and call job(*arguments): exit status as of the command."""
+    """Start processes that join each other and call job(*arguments), with a command's status."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     with socket.socket() as free:
@@ -100,7 +100,7 @@ def start(job, *arguments, ranks=2, timeout=60.0, output=None):
 
 
 def wait(processes, seconds=120):
-    """Exit statuses; minus the number of the signal for those that were killed."""
+    """Return exit statuses; minus the signal's number for processes that were killed."""
     for process in processes:
         process.join(seconds)
         if process.is_alive():
@@ -111,12 +111,12 @@ def wait(processes, seconds=120):
 
 
 def all_ranks(job, *arguments, **options):
-    """As `start`, and all must end well."""
+    """Do `start`, and check that all processes end well."""
     assert set(wait(start(job, *arguments, **options))) == {0}
 
 
 def in_two_processes(check):
-    """check(rank) on both of two processes that can talk to each other."""
+    """Call check(rank) on both of two processes that can talk to each other."""
     all_ranks(_with_rank, check)
 
 
@@ -152,24 +152,24 @@ def _leave(status, text):
 
 
 def lines_of(run):
-    """metrics.jsonl without speeds."""
+    """Return metrics.jsonl without speeds."""
     return [{k: v for k, v in line.items() if "second" not in k} for line in Run(run).metrics()]
 
 
 def manifest_of(checkpoints, step=None):
-    """The manifest of a step's checkpoint, or of the newest one."""
+    """Return the manifest of a step's checkpoint, or of the newest one."""
     newest = sorted(checkpoints.glob("step-*.json"))[-1]
     file = newest if step is None else checkpoints / f"step-{step:08d}.json"
     return json.loads(file.read_text())
 
 
 def tensors_file(checkpoints, step=None):
-    """The file with the tensors of a step's checkpoint, or of the newest one."""
+    """Return the file with the tensors of a step's checkpoint, or of the newest one."""
     return checkpoints / manifest_of(checkpoints, step)["file"]
 
 
 def state_of(run):
-    """A digest of the newest checkpoint, the encoder and both logs: equal for equal runs."""
+    """Return a digest of the newest checkpoint, the encoder and both logs."""
     run = Run(run)
     facts = manifest_of(run.checkpoints)
     digest = hashlib.sha256(tensors_file(run.checkpoints).read_bytes())

@@ -18,7 +18,7 @@ def dot(x: list[float], y: list[float]) -> float:
 
 
 def mixed_point(plan: MixPlan, row: int, column: int, query, key, negatives) -> list[float] | None:
-    """Eq. 3 or Sec. 4.2: one synthetic point, or None where the plan has none."""
+    """Return one synthetic point (Eq. 3 or Sec. 4.2), or None where the plan has none."""
     base, partner = int(plan.base[row, column]), int(plan.partner[row, column])
     share = float(plan.share[row, column])
     if base < 0:
@@ -35,7 +35,7 @@ def mixed_point(plan: MixPlan, row: int, column: int, query, key, negatives) -> 
 
 
 def loss_and_gradient(query, key, negatives, plan, temperature, exclude=None):
-    """Eq. 1 and Eq. 2 for every query, with the plan's points as further negatives."""
+    """Return Eq. 1 and Eq. 2 for every query, with the plan's points as further negatives."""
     losses, gradients = [], []
     for row in range(len(query)):
         q, k = query[row].tolist(), key[row].tolist()

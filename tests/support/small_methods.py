@@ -12,7 +12,7 @@ OPTIONS = {
 }
 SAME_CLUSTER = "mochi, loss.filter=same-cluster"
 EVERY = (*METHOD_FACTS, SAME_CLUSTER)
-"""All that differ in what a checkpoint holds, or in when it is saved."""
+"""Methods that differ in what a checkpoint holds, or in when it is saved."""
 
 
 def small(name, mixed=False, **more):

@@ -19,7 +19,7 @@ CONFIG = PretrainConfig(
 
 
 def make_run(path: Path, config: PretrainConfig = CONFIG) -> Run:
-    """A finished run without its training."""
+    """Make a finished run without its training."""
     torch.manual_seed(0)
     run = Run.create(path, config)
     run.write_encoder(build_backbone(config.model.backbone, config.data.channels).trunk, config)

@@ -89,7 +89,7 @@ def test_gpus_that_cannot_be_had_are_refused(number, device, words):
 
 
 def test_torchrun_trains_and_evaluates_a_run_and_its_failure_is_told(tmp_path, monkeypatch):
-    """For real, in two processes on the CPU: the GPUs are pretended."""
+    """torchrun starts two real processes on the CPU; the GPUs are pretended."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     config = RECIPES["demo"].build("moco-v2", False)
     config = replace(

@@ -272,7 +272,7 @@ def test_every_row_of_the_tables_says_what_it_costs(grid):
 @pytest.mark.parametrize("scale", ["cifar100", "shapes"])
 @pytest.mark.parametrize("grid", ["table1", "table2", "table2-supp"])
 def test_small_scales_show_all_rows_of_a_length_equally_many_images(grid, scale):
-    """Whatever their batches; the 800 epochs of the paper's SwAV are MoCo-v2's 800."""
+    """Batches do not matter; the 800 epochs of the paper's SwAV are MoCo-v2's 800."""
     seen = {}
     for row in GRIDS[grid].rows:
         seen.setdefault(row.epochs, set()).add(config_at(row, scale).train.last_epoch)

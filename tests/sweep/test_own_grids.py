@@ -260,9 +260,9 @@ def test_the_command_trains_a_file_and_shows_pairs(file, tmp_path, trainer, capf
     for ending in ("csv", "tex", "json"):
         assert (out / f"views.{ending}").exists()
         assert (out / f"views-pairs.{ending}").exists()
-    figures = {file.name for file in (out / "figures").iterdir()}
-    assert "views-forest-linear-cached.svg" in figures
-    assert "views-gain-over-proxy_accuracy-linear-cached.png" in figures
+    figures = {file.name for file in (out / "figures" / "views").iterdir()}
+    assert "forest-linear-cached.svg" in figures
+    assert "gain-over-proxy_accuracy-linear-cached.png" in figures
 
 
 def test_records_are_enough_to_make_every_table_again(file, tmp_path, trainer):

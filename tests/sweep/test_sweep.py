@@ -25,6 +25,7 @@ from hardmix.settings.evaluations import EVALUATIONS, LINEAR_PRESETS, SCHEDULES
 from hardmix.settings.recipes import RECIPES
 from hardmix.settings.saved import to_json
 from hardmix.sweep import measures as sweep_evaluations, sweeping
+from hardmix.sweep.estimates import evaluation_seconds, measure_speed, training_seconds
 from hardmix.sweep.grids import GRIDS
 from hardmix.sweep.measures import MEASURES, shared_command
 from hardmix.sweep.planning import SweepOptions, config_of, evaluations_of, make_plan, run_name
@@ -54,7 +55,7 @@ class FakeTrainer:
         self.trained: list[str] = []
         self.evaluated: list[tuple[str, str]] = []
         self.raises: dict[str, Exception] = {}
-        """By a part of a run's name, or "evaluation NAME"."""
+        """Errors to raise, by a part of a run's name, or "evaluation NAME"."""
         self.found: dict[str, str] = {}
         """The names in the folder when a run began."""
 
@@ -117,6 +118,9 @@ def test_a_dry_run_touches_nothing(tmp_path, trainer, capfd):
     assert "Not comparable" in shown
     assert "24 runs" in shown
     assert "guessed 1330 images/s" in shown
+    assert "never mixes" not in shown
+    sweep(options(tmp_path / "out", seeds=1, epochs=1), dry_run=True)  # 10 of 200 become 0 of 1
+    assert "never mixes" not in capfd.readouterr().out
 
 
 def test_a_sweep_trains_every_row_once_for_every_seed(tmp_path, trainer):
@@ -546,6 +550,50 @@ def test_the_job_script_is_an_array_with_a_part_for_every_run(tmp_path, trainer)
     assert len(list((out / "configs").iterdir())) == 36
 
 
+def test_a_job_asks_for_the_gpus_of_a_run_and_is_written_where_there_are_none(tmp_path, trainer):
+    command = ["table1", "--out", str(tmp_path / "out"), "--data.root", str(tmp_path)]
+    assert run_command(*command, "--job-only", "--gpus-per-run", "8") == 0
+    script = (tmp_path / "out" / "job.sh").read_text()
+    assert "#SBATCH --gpus-per-task=8\n" in script
+    assert "#SBATCH --cpus-per-task=64\n" in script
+    assert "--gpus-per-run 8" in script
+    config = next((tmp_path / "out" / "configs").glob("*mochi*")).read_text()
+    assert json.loads(config)["train"]["precision"] == "fp32"
+    assert run_command(*command, "--gpus-per-run", "8") == 2
+    assert trainer.trained == []
+
+
+def test_seeds_and_precision_are_the_papers_unless_others_are_asked_for(tmp_path, capfd):
+    seeds = {name: grid.seeds for name, grid in GRIDS.items()}
+    assert seeds.pop("table1") == 3  # "at least 3 runs" (App. C.1)
+    assert set(seeds.values()) == {1}
+    (run,) = make_plan(SweepOptions(grid="table3", out=tmp_path, seeds=1, only=("MoCo-v2",))).own
+    assert run.config.train.precision == "fp32"
+    assert run_command("table3", "--out", str(tmp_path), "--dry-run", "--precision", "bf16") == 0
+    shown = " ".join(capfd.readouterr().out.split())
+    assert "Not comparable: trained with --precision bf16" in shown
+    assert "table3 at the scale paper, 8 runs" in shown
+
+
+def test_the_time_depends_on_gpus_methods_and_evaluations(tmp_path):
+    def seconds(gpus: int, grid: str = "table2", **others) -> tuple[float, float]:
+        plan = make_plan(SweepOptions(grid=grid, out=tmp_path, gpus_per_run=gpus, **others))
+        speed = measure_speed(plan)
+        return (
+            training_seconds(plan.own, plan, speed),
+            evaluation_seconds(plan.own, plan, speed),
+        )
+
+    moco = {"only": ("MoCo-v2, 100 epochs",), "seeds": 1}
+    four, eight = seconds(4, **moco), seconds(8, **moco)
+    assert four == pytest.approx([2 * each for each in eight])
+    assert four[0] == pytest.approx(1_281_167 * 100 / 490)  # the paper's four GPUs
+    linear, voc = 1_281_167 * 100 / (4 * 490), 24_000 * 16 * 3 / (4 * 18)
+    assert four[1] > linear + voc
+    supervised = seconds(4, "table1", only=("supervised",), seeds=1)[0]
+    assert supervised == pytest.approx(0.75 * seconds(4, "table1", only=("MoCo-v2",), seeds=1)[0])
+
+
 def test_the_job_script_has_what_changes_the_runs(tmp_path, trainer):
     changes = ["--epochs", "3", "--num-images", "64", "--temperature", "0.1"]
     assert (
@@ -648,5 +696,5 @@ def test_a_tiny_sweep_for_real_with_a_longer_run_that_goes_on(tmp_path):
     shown = {row["label"]: row["results"] for row in facts["rows"]}
     top1 = json.loads((runs[8].results / "knn.json").read_text())["top1"]
     assert shown["MoCo-v2, 800 epochs"]["knn"]["mean"] == pytest.approx(100 * top1)
-    assert (out / "report.html").exists()
-    assert (out / "figures" / "fig3c.svg").exists()
+    assert (out / "table1-supp.html").exists()
+    assert (out / "figures" / "table1-supp" / "fig3c.svg").exists()

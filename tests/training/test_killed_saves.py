@@ -45,7 +45,7 @@ def test_a_save_killed_at_any_file_call_leaves_the_state_before_or_after(name, t
 
 
 def test_a_last_save_that_was_killed_is_completed_by_resuming(tmp_path):
-    """Before best.json named the best checkpoint, or older ones were deleted."""
+    """The kill comes before best.json names the best checkpoint, or older ones are deleted."""
     best = {"checkpoint": "step-00000002", "epoch": 1, "knn": 0.5}
     before = Run(tmp_path / "before")
     before.path.mkdir()

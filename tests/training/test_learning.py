@@ -74,5 +74,10 @@ def test_a_real_run_that_cannot_learn_says_so(tmp_path, capfd, monkeypatch):
     config = ranks.tiny(train=train, optimizer={"lr": 1e-9}, mix={"warm_up_epochs": 9})
     monkeypatch.setattr("hardmix.training.metric_logs.GUESSING", 1.0)  # few images: luck is likely
     run = pretrain(config, tmp_path / "run")
-    assert "nothing is learnt so far" in capfd.readouterr().err
+    said = capfd.readouterr()
+    assert "nothing is learnt so far" in said.err
+    assert "mix.warm_up_epochs=9 covers all 4 epochs: nothing is mixed" in " ".join(
+        said.err.split()
+    )
+    assert "MoCo-v2 (MoCHi in its warm-up)" in said.out
     assert run.metrics()[-1]["loss"] == pytest.approx(math.log(20), abs=0.05)

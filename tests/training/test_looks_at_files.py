@@ -1,4 +1,4 @@
-"""How often a run looks at its images on disk: once each when it starts, never while it saves."""
+"""A run looks at each image on disk once when it starts, and never while it saves."""
 
 import os
 
@@ -84,7 +84,7 @@ def test_saving_looks_at_no_image(folder, looks, monkeypatch, tmp_path):
 def test_a_run_looks_at_every_image_once_when_it_starts(
     cache, folder, looks, monkeypatch, tmp_path
 ):
-    """Also if it finds the images that an earlier run has decoded, and if it is resumed."""
+    """Runs that find decoded images of an earlier one, and resumed ones, do the same."""
     started = noted_starts(monkeypatch.setattr, looks)
     for out, resume in (("run", False), ("other", False), ("other", True)):
         pretrain(config(folder, cache=cache), tmp_path / out, resume=resume)
@@ -103,7 +103,7 @@ def test_of_several_processes_the_first_looks_for_all(folder, tmp_path):
 
 
 def test_a_few_of_many_images_are_looked_at_once(folder, looks):
-    """As by a method that needs labels, if few images have one: they are cached by themselves."""
+    """Methods that need labels cache the few images that have one by themselves."""
     data = config(folder, cache="memory").data
     for _ in range(2):
         few = open_images(data).select(torch.tensor([2, 3, 5, 7]))

@@ -1,4 +1,4 @@
-"""Where lines of metrics.jsonl go besides: a function of the program, Weights & Biases."""
+"""Lines of metrics.jsonl also go to a function of the program, and to Weights & Biases."""
 
 import json
 

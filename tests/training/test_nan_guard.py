@@ -1,4 +1,4 @@
-"""Bad luck: full disks, numbers that are none, crashes amid a save. Nothing good is lost."""
+"""Full disks, NaN, and crashes during a save lose nothing good."""
 
 import json
 import os
@@ -90,7 +90,7 @@ def test_a_save_that_fails_or_dies_at_any_file_call_leaves_a_whole_checkpoint(
 
 
 def limited(config, out, limit):
-    """No file may grow beyond `limit` bytes: what a full disk does, for any user."""
+    """Train while no file may grow beyond `limit` bytes, as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     pretrain(config, out)
 
@@ -199,7 +199,7 @@ def test_steps_that_are_no_numbers_can_be_skipped(what, tmp_path, monkeypatch, c
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lars", "adamw"])
 def test_a_verdict_that_is_read_a_step_later_skips_the_same_steps(optimizer, tmp_path, monkeypatch):
-    """As on a GPU: the optimizer acts on the flag, the rest of the step is undone in the next."""
+    """A GPU's optimizer acts on the flag, and the rest of the step is undone in the next."""
     options = {"optimizer": {"name": optimizer, "lr": 0.01}}
     config = tiny(train={"on_nan": "skip", "log_every": 1, "knn_every": 0}, **options)
     poison(monkeypatch, {0, 3, 4, 11}, "gradients")
@@ -230,7 +230,7 @@ def test_a_late_verdict_stops_with_the_step_and_its_files(tmp_path, monkeypatch)
 
 
 def test_no_checkpoint_holds_a_step_that_was_not_judged(tmp_path, monkeypatch):
-    """The last step before a save amid an epoch is broken: it is undone before the save."""
+    """A NaN in the last step before a save within an epoch is undone before the save."""
     monkeypatch.setattr(setup, "judged_late", lambda _: True)
     poison(monkeypatch, {1}, "gradients")
     train = {"on_nan": "skip", "knn_every": 0, "epochs": 1, "save_minutes": 1e-9, "log_every": 9}

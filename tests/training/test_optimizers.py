@@ -38,7 +38,7 @@ def test_every_name_has_an_optimizer():
 
 
 def layers(seed=0):
-    """A weight, a bias, a layer of zeros and one whose gradient is 0."""
+    """Return a weight, a bias, a layer of zeros and one whose gradient is 0."""
     generator = torch.Generator().manual_seed(seed)
     weight, bias = torch.randn(4, 3, generator=generator), torch.randn(3, generator=generator)
     return [weight, bias, torch.zeros(2, 2), torch.randn(2, 2, generator=generator)]
@@ -51,7 +51,7 @@ def gradients_of(step, shapes):
 
 
 def by_hand(name, start, config, rates, *, plain=()):
-    """Slow and in float64, one number after the other; `plain` layers are not decayed."""
+    """Return the update computed slowly in float64; `plain` layers are not decayed."""
     weights = [each.double().clone() for each in start]
     first = [torch.zeros_like(each) for each in weights]
     second = [torch.zeros_like(each) for each in weights]
@@ -229,7 +229,7 @@ def short(train=None, **more):
 
 @pytest.mark.parametrize("name", ["lars", "adamw"])
 def test_a_run_resumed_in_the_middle_ends_with_the_same_bits(name, tmp_path, monkeypatch):
-    """SGD's is tests/training/test_resume.py."""
+    """SGD is tested in tests/training/test_resume.py."""
     options = {"name": name, "lr": 0.01, "decay_all": False, "clip": 5.0, "warm_up_epochs": 1.5}
     whole = pretrain(short(optimizer=options), tmp_path / "whole")
     signal_after(monkeypatch, {4})
@@ -259,7 +259,7 @@ def test_every_process_gets_the_whole_state_back(tmp_path):
 
 
 def as_of_before(run: Run) -> None:
-    """The newest checkpoint as versions with SGD alone wrote it: numbers without names.
+    """Rewrite the newest checkpoint as versions with SGD alone did: numbers without names.
 
     The file of its tensors has the name of its step alone.
     """

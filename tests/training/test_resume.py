@@ -171,7 +171,7 @@ def test_checkpoints_by_the_clock_change_nothing(unbroken, tmp_path, monkeypatch
 
 
 class Clock:
-    """A minute passes whenever anybody looks."""
+    """A clock that advances by a minute whenever it is read."""
 
     saved, now = 0, 0.0
 
@@ -236,7 +236,7 @@ def pretrain_both(run, _):
 
 
 def wait_for_steps(run, number, processes):
-    """Until these processes have logged so many lines, or are done."""
+    """Wait until these processes have logged `number` lines, or are done."""
     before = None
     while all(process.is_alive() for process in processes):
         status = run / "status.json"

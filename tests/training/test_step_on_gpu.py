@@ -23,7 +23,7 @@ MOST_LAUNCHES_OF_A_STEP = {
     "moco-v2, in two parts": 540,  # 529
     "supervised": 150,  # 144
 }
-"""With this small network: views, encoders, loss, backward pass, optimizer and queue."""
+"""Launches of a small network: views, encoders, loss, backward pass, optimizer and queue."""
 STEPS = {
     "mochi": ("mochi", {}),
     "mochi, without other views of the image": ("mochi", {"exclude_same_image": True}),
@@ -95,7 +95,7 @@ def test_batch_norm_and_key_encoder_are_remembered_in_two_calls(tmp_path):
 
 @pytest.mark.parametrize("oracle", [False, True])
 def test_a_log_line_waits_once_for_all_its_numbers(oracle, tmp_path):
-    """For all measures together; the losses since the last line were copied before them."""
+    """It waits once for all measures; the losses since the last line were copied before them."""
     with gpu() as log:
         training = prepared(tmp_path, log_every=2, exclude_same_image=oracle)
         batches = training.loader.epoch(0)

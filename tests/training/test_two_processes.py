@@ -47,7 +47,7 @@ def newest(run):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_two_processes_train_as_one_does(accumulate, tmp_path):
-    """With group norm an image is encoded alone, and only rounding is left."""
+    """Group norm encodes each image alone, so that only rounding is left."""
     train = {"accumulate": accumulate, "precision": "fp32"}
     config = tiny(train=train, model={"key_bn_splits": 2})
     for ranks in (1, 2):
@@ -321,7 +321,7 @@ def assembled(store, *ranks, seconds=20.0):
 
 
 def test_processes_that_torchrun_starts_again_meet_whatever_their_hosts_have_counted():
-    """Between hosts the counts of restarts differ: benchmarks/two_hosts.py found it."""
+    """Counts of restarts differ between hosts, as benchmarks/two_hosts.py found."""
     agent = torch.distributed.HashStore()
     for _ in range(3):
         (first, absent), (second, _) = assembled(agent, 0, 1)

@@ -1,4 +1,4 @@
-"""Where results cannot be written: said once, with what is kept, and in the exit status."""
+"""Results that cannot be written are reported once, with what is kept and in the status."""
 
 import errno
 import json
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 class Disk:
-    """Full for some kinds of files, from some step of training on; files are noted by name."""
+    """A disk that is full for some kinds of files, from some step of training on."""
 
     def __init__(self, monkeypatch):
         self.full = ()
@@ -218,7 +218,7 @@ def test_a_folder_that_is_moved_away_is_noticed_and_nothing_is_written_elsewhere
 
 
 def limited(config, out, limit):
-    """No file may grow beyond `limit` bytes: what a full disk does, for any user."""
+    """Train while no file may grow beyond `limit` bytes, as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     pretrain(config, out)
 

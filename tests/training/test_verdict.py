@@ -72,7 +72,7 @@ def test_shared_neighbours_are_those_in_both_lists():
 
 
 def scores_of(**rates):
-    """Right in so many of 400 images, each encoder on images of its own choice."""
+    """Return scores of encoders, each right at this rate, on images of its own."""
     generator = torch.Generator().manual_seed(0)
     each = {
         name: (torch.randperm(400, generator=generator) < rate * 400).float()

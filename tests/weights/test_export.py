@@ -30,7 +30,7 @@ SIZE = 64
 
 
 def make_run(path, backbone="resnet18", channels=3, trunk=None) -> Run:
-    """A run that was not trained; its batch norms have statistics of their own all the same."""
+    """Write a run that was not trained, but whose batch norms have statistics of their own."""
     config = PretrainConfig()
     config = dataclasses.replace(
         config,
@@ -262,7 +262,7 @@ def test_a_network_too_large_for_onnx_is_refused(tmp_path, monkeypatch, onnx_par
 
 
 class Branching(nn.Module):
-    """Does what torch cannot export: decides by the content of its images."""
+    """A network that torch cannot export, because it branches on the content of its images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -286,7 +286,7 @@ NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
 def expected_names(blocks: tuple[int, ...], convolutions: int) -> set[str]:
-    """detectron2's names of a ResNet, from its structure alone."""
+    """Return detectron2's names of a ResNet, from its structure alone."""
     layers = ["stem.conv1"]
     for stage, number in enumerate(blocks, start=2):
         for block in range(number):
@@ -451,7 +451,7 @@ def test_the_plug_in_evaluates_without_a_trainer(monkeypatch):
     calls = []
 
     class Base:
-        """Stands for detectron2's classes and functions."""
+        """A stand-in for detectron2's classes and functions."""
 
         def __init__(self, *_, **__):
             calls.append(type(self).__name__)

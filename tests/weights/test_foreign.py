@@ -1,4 +1,4 @@
-"""Weights of other programs become runs; bad files get words, and none of their code runs."""
+"""Weights of other programs become runs; bad files are refused, and none of their code runs."""
 
 import argparse
 import os
@@ -252,7 +252,7 @@ def test_other_models_of_timm_by_name_with_a_word_on_their_normalisation(tmp_pat
 
 
 def refused(file, tmp_path, **more) -> str:
-    """The words of the refusal; nothing is written."""
+    """Return the message of the refusal, and check that nothing is written."""
     with pytest.raises(InputError) as caught:
         import_weights(file, tmp_path / "run", **more)
     assert not (tmp_path / "run").exists()
@@ -444,7 +444,7 @@ def zipped(file, pickle, compression):
 
 
 LISTS = b"\x80\x02" + b"]" * 2_100_000 + b"."
-"""A pickle that makes two million lists."""
+"""Return a pickle that makes two million lists."""
 
 
 @pytest.mark.parametrize(

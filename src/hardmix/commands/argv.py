@@ -15,10 +15,10 @@ from hardmix.settings.config import DataConfig, PretrainConfig
 from hardmix.settings.facts import nearest_first
 from hardmix.settings.methods import METHOD_FACTS
 from hardmix.settings.recipes import RECIPES
-from hardmix.settings.saved import absolute_root, is_command
+from hardmix.settings.saved import CODE, absolute_root, is_command
 
 ALLOW = "--allow-code"
-CODE_OPTIONS = ("model.backbone", "backbone", "data.views")
+CODE_OPTIONS = (*CODE, "backbone")
 """Options by which a command line names code, besides --allow-code."""
 
 ResumeWord = Literal["no", "yes", "auto"]

@@ -139,7 +139,7 @@ def tell(
         " raw pixels and the untrained encoder."
     )
     if config.data.name == "shapes" and len(better) == len(COMPARED):
-        say("With 16 epochs, this held for all four seeds that we tried (docs/results.md).")
+        say("With 16 epochs, this held for all four seeds that were tried.")
     say("One seed cannot show which of the two is better.")
     say(f"Took {seconds:.0f} s. Wrote {file} and")
     for run in runs.values():

@@ -25,6 +25,7 @@ from hardmix.settings.evaluations import (
     DetectionSchedule,
     DetectionStart,
     DetectionTask,
+    OwnOptions,
     schedule_of,
     with_batch,
 )
@@ -32,8 +33,8 @@ from hardmix.settings.facts import docs_of
 
 
 def evaluation_command(name: str) -> Callable[[list[str]], None]:
-    """Return the command of an evaluation: its options and the data options."""
-    kind = EVALUATIONS[name].options
+    """Return the command of an evaluation, perhaps of one's own: its and the data options."""
+    kind = EVALUATIONS[name].options if name in EVALUATIONS else OwnOptions
 
     def command(arguments: list[str]) -> None:
         hints, docs, usual = typing.get_type_hints(kind), docs_of(kind), kind()

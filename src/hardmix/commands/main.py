@@ -27,7 +27,7 @@ from hardmix.commands.exits import Ending, ending_of
 from hardmix.commands.options import parse
 from hardmix.errors import InputError, UnnamedCodeError
 from hardmix.runtime.launch import Launch
-from hardmix.runtime.own_code import allowing
+from hardmix.runtime.own_code import allowing, is_own
 from hardmix.settings.evaluations import EVALUATIONS
 from hardmix.settings.facts import nearest_first
 
@@ -137,29 +137,31 @@ def _dispatch(arguments: list[str]) -> None:
         _print_help()
         return
     name = "version" if arguments[0] == "--version" else arguments[0]
-    if name not in COMMANDS:
+    if name not in COMMANDS and not is_own(name):
         known = ", ".join(nearest_first(name, COMMANDS))
         raise InputError(f"there is no command {name!r}: choose one of {known}.")
     launch = processes.ask()
     line = argv.scan(arguments[1:])
-    with allowing(*argv.named_code(line)):
+    with allowing(*argv.named_code(line), name):
         _run(name, line.words, launch)
 
 
 def _run(name: str, rest: list[str], launch: Launch | None) -> None:
     """Run a command, in one process or in several."""
+    own = name not in COMMANDS
+    command = evaluate.evaluation_command(name) if own else COMMANDS[name]
     if launch is None or name == "pretrain":
-        COMMANDS[name](rest)
+        command(rest)
         return
-    if name not in SHARED and launch.rank:
+    if not own and name not in SHARED and launch.rank:
         sys.exit(2)  # rank 0 prints the reason
-    if name not in SHARED:
+    if not own and name not in SHARED:
         raise InputError(
             f"hardmix {name} runs in one process: start it without torchrun or srun. Only"
             f" {', '.join(SHARED)} run in several."
         )
     with processes.all_processes():
-        COMMANDS[name](rest)
+        command(rest)
 
 
 def _print_help() -> None:
@@ -171,6 +173,7 @@ def _print_help() -> None:
         "",
         "A run or config of others may name code. It is only run if you name it too, by",
         "--allow-code NAME, which every command takes: --allow-code mypackage:make_net.",
+        "hardmix mypackage:function RUN evaluates a run by your own function.",
         "",
         "hardmix COMMAND --help shows a command's options; hardmix --version shows the version.",
     ]

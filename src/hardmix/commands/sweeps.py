@@ -10,6 +10,8 @@ import tyro
 from hardmix.commands.options import Help, parse
 from hardmix.errors import InputError
 from hardmix.runtime.own_code import check_allowed, is_own
+from hardmix.settings.named_choices import Precision
+from hardmix.settings.saved import CODE, settings
 from hardmix.sweep.grid_rows import Grid, ScaleName
 from hardmix.sweep.grids import GRIDS, grid_named
 
@@ -43,7 +45,9 @@ class Sweep:
     scale: Annotated[ScaleName, Help(help="The paper's settings, or small ones for CPUs.")] = (
         "paper"
     )
-    seeds: Annotated[int | None, Help(help="Runs of every row. Unset: the file's, or 3.")] = None
+    seeds: Annotated[int | None, Help(help="Runs of every row. Unset: the grid's own, 3 or 1.")] = (
+        None
+    )
     first_seed: Annotated[
         int | None, Help(help="First seed; change it for fresh seeds. Unset: the file's, or 0.")
     ] = None
@@ -78,6 +82,10 @@ class Sweep:
     gpus_per_run: Annotated[
         int, Help(help="GPUs for each run; with several, torchrun trains and evaluates it.")
     ] = 1
+    precision: Annotated[
+        Precision | None,
+        Help(help="Number format of training. Unset: fp32 at the paper's scale."),
+    ] = None
     transfer_root: Annotated[
         str | None, Help(help="Images of another data set, for the evaluation transfer.")
     ] = None
@@ -92,12 +100,10 @@ class Sweep:
 def check_code(file: str, grid: Grid) -> None:
     """Raise UnnamedCodeError if a row needs code that is not named on the command line."""
     for config in (row.own for row in grid.rows if row.own is not None):
-        for setting, name in {
-            "model.backbone": config.model.backbone,
-            "data.views": config.data.views,
-        }.items():
-            if is_own(name or ""):
-                check_allowed(name or "", setting, file)
+        values = settings(config)
+        for setting in CODE:
+            if is_own(values[setting] or ""):
+                check_allowed(values[setting], setting, file)
 
 
 def sweep(arguments: list[str]) -> None:

@@ -324,7 +324,7 @@ class StreamReader:
         self._places = [layout.places(share) for share in shares]
         self._maker, self._whole = maker, whole
         self._open: dict[int, tuple[int, int, dict[int, Lane]]] = {}
-        """By share: the next epoch and step, and the lanes in this state."""
+        """The next epoch and step, and the lanes in this state, by share."""
 
     def __call__(self, job: tuple[int, int, int]) -> StreamRead:
         """Return the images of (epoch, step, share of the rows)."""

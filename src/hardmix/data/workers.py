@@ -24,7 +24,7 @@ from hardmix.errors import InputError
 from hardmix.runtime.launch import cores_per_process, processes_here
 
 MOST_WORKERS = 16
-"""So many decode 4,000 photographs per second, more than a GPU trains on; each costs memory."""
+"""Most workers by default: they decode 4,000 photographs per second, more than a GPU trains on."""
 WAITING = 2
 """Batches that a worker prepares in advance (PyTorch's prefetch_factor)."""
 SHARED_SHARE = 0.5

@@ -20,9 +20,17 @@ from hardmix.runs.checkpoints import step_named
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import say, table
 from hardmix.runtime.device import Compute, choose_compute
+from hardmix.runtime.own_code import call_own, load_own
 from hardmix.runtime.random_numbers import permutation, seed_of
 from hardmix.settings.config import DataConfig
-from hardmix.settings.evaluations import Baseline, EvaluationPrecision
+from hardmix.settings.evaluations import (
+    EVALUATIONS,
+    Baseline,
+    EvaluationPrecision,
+    OwnOptions,
+    evaluation_kind,
+    result_titles,
+)
 
 HELD_OUT = 0.2
 """Fraction of the images held out for testing if the data has no test split."""
@@ -142,8 +150,27 @@ def run_evaluation(
 ) -> dict[str, Any]:
     """Evaluate a run by the function `measure` in evaluation/NAME.py; return the result written.
 
+    A name such as "mypackage:function" is that of the user's own function, which must be allowed.
     `data` are other images than the run's; None means the run's own.
     """
+    if name not in EVALUATIONS:
+        return _run_own(name, path, options, data)
     module = import_module(f"hardmix.evaluation.{name}")
     result: dict[str, Any] = module.measure(path, options, data)
     return result
+
+
+def _run_own(name: str, path: Path, options: OwnOptions, data: DataConfig | None) -> dict[str, Any]:
+    """Evaluate a run by the user's own function, which is called with the `EvaluatedRun`."""
+    measure = load_own(name, "the evaluation")
+    kind = measure.__name__
+    if evaluation_kind(kind) in result_titles():
+        raise InputError(f"{name} would overwrite results of {kind}: give it another name.")
+    evaluated = open_evaluated_run(path, data, options.precision)
+    accuracy = call_own(measure, name, evaluated=evaluated)
+    if not isinstance(accuracy, Accuracy):
+        raise InputError(
+            f"{name} returned {type(accuracy).__name__}: it must return an Accuracy, as"
+            " hardmix.accuracy_of does."
+        )
+    return evaluated.conclude(kind, accuracy._asdict(), f"accuracy by {name}", {kind: accuracy})

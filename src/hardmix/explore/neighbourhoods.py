@@ -127,7 +127,7 @@ def checked_rows(features: ArrayLike | Tensor, name: str = "features") -> Float3
 
 @dataclass(frozen=True, eq=False)
 class Outliers:
-    """How unusual every image is, and which ones stand out."""
+    """A score of how unusual every image is, and the ones that stand out."""
 
     scores: Float32[np.ndarray, " n"]
     """1 minus the mean similarity to the nearest images: 0 for copies, 1 for unrelated images."""

@@ -20,6 +20,7 @@ from hardmix.mixing.loss import MochiLoss
 from hardmix.mixing.random_draws import uniform_rows
 from hardmix.mixing.strategies import STRATEGIES, MixingChoice
 from hardmix.runtime.distributed import rank
+from hardmix.runtime.own_code import load_own
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.config import LossConfig, MixConfig, PretrainConfig
 from hardmix.settings.schedules import mixing_started
@@ -114,7 +115,7 @@ class MixingSchedule:
         losses of one step.
         """
         seed = seed_of("mixing", self.config.train.seed, at.step, at.part, purpose)
-        if self.config.mix.strategy != "own" and self._choice.transformation is None:
+        if not self._choice.checked and self._choice.transformation is None:
             return RowDraws(seed, rank())
         generator = RowsGenerator()
         generator.manual_seed(seed)
@@ -154,6 +155,8 @@ def _member(
         return _needed(own, f"loss.{setting}", argument)
     if name == "none":
         return name
+    if name not in table:
+        return load_own(name, f"loss.{setting}")
     arguments = inspect.signature(table[name]).parameters
     settings = {argument: RENAMED.get(argument, argument) for argument in arguments}
     return table[name](
@@ -166,6 +169,8 @@ def choose_strategy(mix: MixConfig, own: OwnMixing | None = None) -> MixingChoic
     if mix.strategy == "own":
         strategy = own.strategy if own is not None else None
         return MixingChoice(_needed(strategy, "mix.strategy", "strategy"), checked=True)
+    if mix.strategy not in STRATEGIES:
+        return MixingChoice(load_own(mix.strategy, "mix.strategy"), checked=True)
     choice = STRATEGIES[mix.strategy]
     function = choice.strategy
     options = {
@@ -180,6 +185,6 @@ def _needed(own: Any, setting: str, argument: str) -> Any:
     if own is None:
         raise InputError(
             f"{setting}=own is a function that is not saved with the run: pass it again, as"
-            f" pretrain(..., {argument}=...), or choose one by name."
+            f" pretrain(..., {argument}=...), or choose one by name; 'mypackage:function' is saved."
         )
     return own

@@ -623,7 +623,7 @@ def _member(name: str, chosen: Any, table: Mapping[str, Callable[..., Any]]) -> 
     """Return a member of the family by its name, or the callable that was passed."""
     if chosen == "none":
         return None
-    more = ", or pass a callable (docs/extending.md)"
+    more = ", or pass a callable"
     if isinstance(chosen, str):
         names = table if name == "denominator" else ("none", *table)
         check_choice(name, chosen, names, more)

@@ -340,7 +340,7 @@ def _interface_hint(launch: Launch) -> str:
     return (
         " If a host's own name resolves to 127.0.1.1 (Debian's /etc/hosts), others cannot reach"
         " it: set GLOO_SOCKET_IFNAME, and NCCL_SOCKET_IFNAME, to the network interface on"
-        " every node, such as eth0 or ib0 (docs/scaling.md)."
+        " every node, such as eth0 or ib0."
     )
 
 

@@ -69,7 +69,7 @@ class DataConfig:
     """MoCo-v2's Gaussian blur; usually off for 32-pixel images."""
     min_scale: float = setting(0.2, name="smallest crop")
     """Smallest area of a random crop, as a fraction of the image."""
-    views: str | None = setting(None, name="own views", later=True)
+    views: str | None = setting(None, name="own views", later=True, code=True)
     """'mypackage:make_views': your own function that returns a torchvision v2 or albumentations
     pipeline, applied once per view instead of the random crop and data.augmentation."""
     reduce: bool = setting(False, name="reduced images", later=True)
@@ -116,7 +116,7 @@ class DataConfig:
 class ModelConfig:
     """The encoder f: trunk, head and key encoder."""
 
-    backbone: str = setting("resnet50", label="{}")
+    backbone: str = setting("resnet50", label="{}", code=True)
     """A torchvision ResNet (resnet18 ... wide_resnet101_2), 'small' (made for CPUs), 'timm:NAME',
     or your own function, 'mypackage:make_net'. A ResNet with '-cifar' is for 32-pixel images;
     'resnet18-narrow' is a quarter as wide; 'lab-small', 'lab-resnet50' and others have two halves,
@@ -163,7 +163,7 @@ class MixConfig:
     """Epochs of training before mixing begins (Sec. 5)."""
     warm_up_steps: int | None = setting(None, name="steps without mixing")
     """Steps of training before mixing begins; overrides mix.warm_up_epochs."""
-    strategy: StrategyName | str = setting("mochi", label="{}", name="mixing strategy")
+    strategy: StrategyName | str = setting("mochi", label="{}", name="mixing strategy", code=True)
     """How synthetic points are made: the paper's method, one of its variants (App. B.2), a later
     paper's (SynCo, MixCSE, or feature transformations, Zhu et al. 2021), or your own function,
     'mypackage:plan'."""
@@ -208,14 +208,18 @@ class MixConfig:
 class LossConfig:
     """The family around Eq. 1: weights, denominators and filters of later papers."""
 
-    weights: RunWeights | str = setting("none", name="weights of the negatives", later=True)
+    weights: RunWeights | str = setting(
+        "none", name="weights of the negatives", later=True, code=True
+    )
     """Weights of the real negatives: HCL (Robinson et al. 2021), hardness weighting (LLaVE), a
     ring of percentiles (Wu et al. 2021), or your own function, 'mypackage:weigh'."""
-    denominator: RunDenominator | str = setting("infonce", later=True)
+    denominator: RunDenominator | str = setting("infonce", later=True, code=True)
     """Eq. 1, or without the positive (decoupled; decoupled-weighted is DCLW), without the expected
     false negatives (debiased), HCL as its authors train it, with the hardness of a second
     temperature, or your own function, 'mypackage:loss'."""
-    filter: RunFilter | str = setting("none", name="filter of false negatives", later=True)
+    filter: RunFilter | str = setting(
+        "none", name="filter of false negatives", later=True, code=True
+    )
     """Leave out negatives above the positive's similarity minus loss.margin, above loss.share of
     it, or of the query's own cluster of images; or by your own function, 'mypackage:filter'."""
     beta: float = setting(1.0, label="beta = {}", later=True)
@@ -452,6 +456,13 @@ class PretrainConfig:
         return self.uses("mix.num_pairs") and (self.method == "mochi" or points > 0)
 
     @property
+    def only_warms_up(self) -> bool:
+        """Whether training ends before the first epoch that mixes: bit for bit without points."""
+        by_steps = self.mix.warm_up_steps is not None
+        covered = self.mix.warm_up_epochs >= self.train.last_epoch
+        return self.mixes and covered and not by_steps
+
+    @property
     def trunk_lr(self) -> float:
         """Factor on optimizer.lr for the trunk; below 1 for pre-trained weights."""
         if self.optimizer.trunk_lr is not None:
@@ -478,7 +489,7 @@ class PretrainConfig:
 def _check_method(config: PretrainConfig) -> None:
     """Raise InputError for shared settings that the method cannot have."""
     facts = METHOD_FACTS[config.method]
-    if facts.no_mixing and config.mix.strategy == "own":
+    if facts.no_mixing and (config.mix.strategy == "own" or ":" in config.mix.strategy):
         raise InputError(
             f"a strategy was passed to method={config.method}: {facts.no_mixing}; omit it, or"
             " choose another method."

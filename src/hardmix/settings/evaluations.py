@@ -161,6 +161,17 @@ class FinetuneConfig:
         check_between(self, "finetune", 0.0, 1.0, "labels", "min_scale")
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnOptions:
+    """Evaluate a run's encoder by your own function: hardmix mypackage:function RUN."""
+
+    precision: EvaluationPrecision = "fp32"
+    """Number format of the encoder's forward passes."""
+
+    def __post_init__(self) -> None:
+        check_choices(self, "evaluation")
+
+
 LINEAR_PRESETS: dict[LinearPreset, LinearConfig] = {
     "imagenet100": LinearConfig(),
     "imagenet1k": LinearConfig(epochs=100, batch_size=512, lr=30.0, milestones=(60, 80)),

@@ -34,6 +34,8 @@ class SettingFacts(NamedTuple):
     """The name that sentences use; empty: the setting's name with spaces."""
     later: bool = False
     """Whether it was added after the first version; runs that lack it used its default."""
+    code: bool = False
+    """Whether it may name the user's own code, "mypackage:function"."""
 
 
 def setting(default: Any, **facts: Any) -> Any:

@@ -58,7 +58,7 @@ class FolderFacts(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """Where the run is computed."""
+    """The device that computes the run."""
 
     gpu: bool = False
     processes: int = 1

@@ -183,6 +183,9 @@ class MethodFacts:
     """Patterns of shared settings that have no effect on it; help and tables omit them."""
     no_mixing: str = ""
     """Why hard negatives cannot be mixed on top of it; empty if they can."""
+    passes: float = 4.0
+    """Forward passes over a whole image per step, a backward pass counting as two: an estimate of
+    its cost. MoCo's 4 are a query's 3 and a key's 1."""
     whole_batch: bool = False
     """Whether its loss compares the images of a batch, which train.accumulate would divide."""
 
@@ -214,14 +217,16 @@ METHOD_FACTS: dict[MethodName, MethodFacts] = {
     "moco-v2": MethodFacts("MoCo-v2", "moco.Moco", unused=("mix.*",)),
     "mochi": MethodFacts("MoCHi", "moco.Moco"),
     "simclr": MethodFacts(
-        "SimCLR", "simclr.SimClr", unused=(*NO_PAIR, "train.queue_size"), whole_batch=True
+        "SimCLR", "simclr.SimClr", unused=(*NO_PAIR, "train.queue_size"), passes=6, whole_batch=True
     ),
-    "unmix": MethodFacts("MoCo-v2 + Image Mixture", "unmix.Unmix", UnmixOptions, NO_JIGSAW),
+    "unmix": MethodFacts(
+        "MoCo-v2 + Image Mixture", "unmix.Unmix", UnmixOptions, NO_JIGSAW, passes=7
+    ),
     "co2": MethodFacts("MoCo-v2 + CO2", "co2.Co2", Co2Options, NO_JIGSAW),
-    "instdis": MethodFacts("InstDis", "instdis.InstDis", InstDisOptions, NO_PAIR),
-    "pirl": MethodFacts("PIRL", "pirl.Pirl", PirlOptions, NO_PAIR),
-    "cmc": MethodFacts("CMC", "cmc.Cmc", CmcOptions, NO_PAIR),
-    "pcl": MethodFacts("PCL", "pcl.Pcl", PclOptions, NO_JIGSAW),
+    "instdis": MethodFacts("InstDis", "instdis.InstDis", InstDisOptions, NO_PAIR, passes=3),
+    "pirl": MethodFacts("PIRL", "pirl.Pirl", PirlOptions, NO_PAIR, passes=5.2),
+    "cmc": MethodFacts("CMC", "cmc.Cmc", CmcOptions, NO_PAIR, passes=1.5),
+    "pcl": MethodFacts("PCL", "pcl.Pcl", PclOptions, NO_JIGSAW, passes=5),
     "swav": MethodFacts(
         "SwAV",
         "swav.Swav",
@@ -232,6 +237,7 @@ METHOD_FACTS: dict[MethodName, MethodFacts] = {
             "model.head",
         ),
         no_mixing="SwAV compares images with prototypes and has no negatives to mix",
+        passes=9.3,
         whole_batch=True,
     ),
     "byol": MethodFacts(
@@ -240,9 +246,10 @@ METHOD_FACTS: dict[MethodName, MethodFacts] = {
         ByolOptions,
         (*NO_NEGATIVES, "model.head", "model.key_bn_splits"),
         no_mixing="BYOL has no negatives to mix",
+        passes=8,
     ),
     "supervised": MethodFacts(
-        "supervised", "supervised.Supervised", unused=(*NO_NEGATIVES, *NO_KEYS)
+        "supervised", "supervised.Supervised", unused=(*NO_NEGATIVES, *NO_KEYS), passes=3
     ),
 }
 """The choices of --method. "supervised" is cross-entropy with labels, the paper's upper bound."""
@@ -269,7 +276,10 @@ def method_title(settings: Mapping[str, Any]) -> str:
     facts = METHOD_FACTS[method]
     title = facts.title
     points = [settings.get(name, "?") for name in COUNTS[1:]]
-    if facts.uses("mix.num_pairs") and (method == "mochi" or any(points)):
+    if _only_warms_up(settings) and (method == "mochi" or any(points)):
+        title = METHOD_FACTS["moco-v2"].title if method == "mochi" else title
+        title += " (MoCHi in its warm-up)"
+    elif facts.uses("mix.num_pairs") and (method == "mochi" or any(points)):
         title += "" if method == "mochi" else " + MoCHi"
         title += f" ({', '.join(str(settings.get(name, '?')) for name in COUNTS)})"
         strategy = settings.get("mix.strategy", "mochi")
@@ -285,6 +295,15 @@ def method_title(settings: Mapping[str, Any]) -> str:
     if facts.uses("loss.denominator"):
         title += _family(settings)
     return f"{title} oracle" if settings.get("oracle") is True else title
+
+
+def _only_warms_up(settings: Mapping[str, Any]) -> bool:
+    """Return whether a run ends before the first epoch that mixes."""
+    numbers = [settings.get(name) for name in ("mix.warm_up_epochs", "train.epochs")]
+    numbers.append(settings.get("train.stop_epoch") or numbers[1])
+    known = [each for each in numbers if isinstance(each, int | float)]
+    by_steps = settings.get("mix.warm_up_steps") is not None
+    return len(known) == len(numbers) and not by_steps and known[0] >= min(known[1:])
 
 
 def _family(settings: Mapping[str, Any]) -> str:

@@ -32,6 +32,9 @@ MUST_MATCH = FACTS.keys() - MAY_CHANGE
 MAY_DIFFER = frozenset(name for name, facts in FACTS.items() if not facts.identity)
 """Settings that do not affect what is trained: runs that differ only in these are comparable."""
 
+CODE = tuple(name for name, facts in FACTS.items() if facts.code)
+"""Settings that may name the user's own code."""
+
 LABELS = {name: facts.label for name, facts in FACTS.items() if facts.label}
 """The labels of runs by setting, in the order in which tables and figures show them."""
 

@@ -37,9 +37,11 @@ def visible_gpus() -> list[str]:
     return named[:count] if named else [str(number) for number in range(count)]
 
 
-def check_gpus(gpus_per_run: int, device: str) -> None:
-    """Raise InputError if a run cannot have as many GPUs as asked for."""
-    available = len(visible_gpus())
+def check_gpus(gpus_per_run: int, device: str, *, here: bool = True) -> None:
+    """Raise InputError if a run cannot have as many GPUs as asked for.
+
+    Unless it is to run `here`, the GPUs of this machine do not matter.
+    """
     if gpus_per_run < 1:
         raise InputError(f"--gpus-per-run {gpus_per_run} must be at least 1.")
     if gpus_per_run == 1 or device == "cpu":
@@ -49,6 +51,7 @@ def check_gpus(gpus_per_run: int, device: str) -> None:
             f"--gpus-per-run {gpus_per_run} with --device {device}: leave out --device, or give"
             " --device cpu for as many processes on the CPU."
         )
+    available = len(visible_gpus()) if here else gpus_per_run
     if gpus_per_run > available:
         raise InputError(
             f"--gpus-per-run {gpus_per_run}, but this process sees {available} GPUs: lower it, or"

@@ -200,8 +200,11 @@ IMAGES = {"imagenet100": 126_689, "imagenet1k": 1_281_167, "cifar10": 50_000, "d
 """Training images of a recipe, for estimates of time."""
 
 IMAGES_PER_SECOND = {"imagenet100": 490.0, "imagenet1k": 490.0, "cifar10": 1430.0, "demo": 1330.0}
-"""Guesses from the cost stated by recipes and paper: 24 GPU days for 200 epochs of ImageNet-1k
-(Broader Impact) on 4 GPUs, 35 and 2 minutes on 2 cores."""
+"""Guesses for MoCo from the cost stated by recipes and paper: 24 GPU days for 200 epochs of
+ImageNet-1k (Broader Impact) on 4 GPUs, 35 and 2 minutes on 2 cores."""
+
+PAPER_GPUS = {"imagenet100": 4, "imagenet1k": 4}
+"""GPUs of the recipes whose speed is stated for GPUs."""
 
 
 @cache  # a claim's table asks for each of its rows again

@@ -96,9 +96,9 @@ class MeasuredTrend:
     trend: Trend
     measure: Measure
     slopes: dict[int, float]
-    """By seed: points of gain per 10 percent, or per 0.1 of a measure that is not a fraction."""
+    """Points of gain per 10 percent, or per 0.1 of a measure that is no fraction, by seed."""
     means: dict[int, float]
-    """By seed: mean gain over the rows."""
+    """Mean gain over the rows, by seed."""
 
 
 def student_interval(differences: Sequence[float]) -> Interval:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from hardmix.errors import InputError
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.methods import METHOD_FACTS
+from hardmix.settings.named_choices import Precision
 from hardmix.settings.saved import MUST_MATCH, own_facts, settings
 from hardmix.sweep.grid_rows import Row, ScaleName, comparable, config_at, describe_scale
 from hardmix.sweep.grids import grid_named
@@ -48,6 +49,8 @@ class SweepOptions:
     workers: int | None = None
     device: str = "auto"
     gpus_per_run: int = 1
+    precision: Precision | None = None
+    """Number format of training; None means fp32 at the paper's scale, else the recipe's."""
     transfer_root: str | None = None
     voc_root: Path | None = None
     coco_root: Path | None = None
@@ -70,11 +73,11 @@ class SweepOptions:
         selected_rows(self)
 
     def _check_own(self) -> None:
-        changed = self.epochs or self.num_images or self.temperature
+        changed = self.epochs or self.num_images or self.temperature or self.precision
         if self.scale != "paper" or changed:
             raise InputError(
-                f"--scale, --epochs, --num-images and --temperature are for the paper's grids:"
-                f" write the settings to {self.grid}."
+                "--scale, --epochs, --num-images, --temperature and --precision are for the paper's"
+                f" grids: write the settings to {self.grid}."
             )
 
     def _check_small_scale(self) -> None:
@@ -188,6 +191,8 @@ def config_of(row: Row, options: SweepOptions, seed: int) -> PretrainConfig:
     else:
         config = config_at(row, options.scale, options.epochs, options.temperature)
         data = replace(config.data, num_images=options.num_images)
+        precision = options.precision or ("fp32" if options.scale == "paper" else "auto")
+        config = replace(config, train=replace(config.train, precision=precision))
     if options.workers is not None:
         data = replace(data, workers=options.workers)
     return replace(
@@ -215,6 +220,15 @@ def describe(options: SweepOptions) -> tuple[bool, str, list[str]]:
     if grid.own:
         return False, "Your own grid: the paper has no numbers for it.", []
     changes = describe_scale(grid.rows[0], options.scale, options.epochs, options.temperature)
+    if options.scale == "paper" and options.precision not in (None, "fp32"):
+        return (
+            False,
+            (
+                f"Not comparable: trained with --precision {options.precision}, not in fp32 as in"
+                " the paper."
+            ),
+            changes,
+        )
     return *comparable(options.scale), changes
 
 
@@ -255,7 +269,7 @@ def run_name(config: PretrainConfig, images: str = "") -> str:
 
 
 def _own_settings(config: PretrainConfig) -> dict[str, Any]:
-    """The method's own settings that identify a run and are not the default."""
+    """Return the method's own settings that identify a run and are not the default."""
     if config.options is None:
         return {}
     usual, facts = asdict(type(config.options)()), own_facts(config.method)

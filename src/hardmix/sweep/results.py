@@ -81,7 +81,7 @@ class FinishedRuns:
     machines: dict[int, str] = field(default_factory=dict)
     """CPU and threads of the runs that record them, by seed."""
     values: dict[str, dict[int, float]] = field(default_factory=dict)
-    """By measure and seed."""
+    """Results by measure and seed."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class TableRow:
     config: PretrainConfig
     finished: FinishedRuns
     cells: dict[str, TableCell]
-    """By the id of a measure."""
+    """Cells by the id of a measure."""
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,6 @@ import os
 import shlex
 import statistics
 import subprocess
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -22,30 +19,23 @@ import torch
 
 import hardmix
 from hardmix.errors import InputError
-from hardmix.report.overview import duration
 from hardmix.runs.folder import Run, versions
-from hardmix.runs.reading import RunRecord, number, read_metrics, read_settings
-from hardmix.runtime.console import say, table
+from hardmix.runs.reading import RunRecord, number
 from hardmix.runtime.files import read_json, write_atomically
 from hardmix.runtime.own_code import allowed_code
 from hardmix.settings.config import PretrainConfig
-from hardmix.settings.recipes import RECIPES
 from hardmix.settings.saved import to_json
-from hardmix.sweep.grid_rows import IMAGES, IMAGES_PER_SECOND, Row
 from hardmix.sweep.grids import grid_named
 from hardmix.sweep.measures import MEASURES
 from hardmix.sweep.planning import (
     Job,
     Plan,
     SweepOptions,
-    config_of,
-    describe,
-    name_of,
-    same_run,
     selected_rows,
-    share_of,
 )
 
+CORES_PER_GPU = 8
+"""Cores that a job asks for with each GPU: they decode its images."""
 SWEEP_FORMAT, RECORD_FORMAT = "hardmix-sweep-1", "hardmix-record-1"
 
 
@@ -124,8 +114,11 @@ def prepare_folder(plan: Plan) -> None:
 def job_script(plan: Plan) -> str:
     """Return a SLURM array job in which every task runs one chain of runs."""
     parts = len(plan.chains)
-    on_gpu = plan.options.scale == "paper" and not plan.options.is_own
-    gpu = "#SBATCH --gpus-per-task=1\n" if on_gpu else ""
+    options, gpus = plan.options, plan.options.gpus_per_run
+    on_gpu = options.device != "cpu" and (
+        gpus > 1 or (options.scale == "paper" and not options.is_own)
+    )
+    gpu = f"#SBATCH --gpus-per-task={gpus}\n" if on_gpu else ""
     command = shlex.join(sweep_command(plan.options))
     return f"""#!/bin/bash
 # {plan.options.grid_name}, {parts} parts: sbatch {shlex.quote(str(plan.options.out / "job.sh"))}
@@ -133,7 +126,7 @@ def job_script(plan: Plan) -> str:
 #SBATCH --job-name=hardmix-{plan.options.grid_name}
 #SBATCH --array=1-{parts}
 #SBATCH --ntasks=1
-#SBATCH --cpus-per-task=8
+#SBATCH --cpus-per-task={CORES_PER_GPU * gpus}
 {gpu}#SBATCH --time=24:00:00
 #SBATCH --requeue
 #SBATCH --signal=USR1@300
@@ -163,6 +156,7 @@ def sweep_command(options: SweepOptions, *, anywhere: bool = True) -> list[str]:
         "--num-images": options.num_images,
         "--temperature": options.temperature,
         "--data.workers": options.workers,
+        "--precision": options.precision,
     }.items():
         words += [] if value is None else [option, str(value)]
     for option, path in {
@@ -191,26 +185,14 @@ def _identity(options: SweepOptions) -> dict[str, Any]:
         "epochs": options.epochs,
         "num_images": options.num_images,
         "temperature": options.temperature,
+        "precision": options.precision,
     }
 
 
-# -- states of runs, and the estimated time that is left
+# -- states of runs
 
 State = Literal["finished", "recorded", "begun", "new"]
 """States of a run; a recorded one was finished elsewhere, and its record is complete."""
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Images per second by method, and the source of these numbers."""
-
-    by_method: dict[str, float]
-    otherwise: float
-    source: str
-
-    def of(self, config: PretrainConfig) -> float:
-        """Return the speed of the same method if measured, otherwise the usual one."""
-        return self.by_method.get(config.method, self.otherwise)
 
 
 def state_of(run: Run) -> State:
@@ -220,73 +202,10 @@ def state_of(run: Run) -> State:
     return "begun" if run.exists else "new"
 
 
-def measure_speed(plan: Plan) -> Speed:
-    """Return the speed of the runs in a sweep's folder, or a guess from the recipe's cost."""
-    medians: dict[str, list[float]] = {}
-    for file in sorted(plan.options.out.glob("runs/*/config.json")):
-        run = Run(file.parent)
-        lines = read_metrics(run, run.path.name, [])
-        rates = [rate for line in lines if (rate := number(line.get("images_per_second")))]
-        method = read_settings(run).get("method")  # problems are reported when its turn comes
-        if rates and isinstance(method, str):
-            medians.setdefault(method, []).append(statistics.median(rates))
-    if not medians:
-        recipe = config_of(plan.rows[0], plan.options, 0).recipe
-        cost = RECIPES[recipe].cost
-        guess = IMAGES_PER_SECOND[recipe]
-        return Speed({}, guess, f"guessed {guess:.0f} images/s from the recipe's cost: {cost}")
-    means = {method: statistics.fmean(rates) for method, rates in medians.items()}
-    count = sum(map(len, medians.values()))
-    usual = statistics.fmean(means.values())
-    source = f"measured in {count} run{'s' * (count != 1)}, {usual:.0f} images/s"
-    return Speed(means, usual, source)
-
-
 def state_in(plan: Plan, job: Job) -> State:
     """Return a run's state in a sweep, taking records into account."""
     state = state_of(Run(plan.folder(job.name)))
     return "recorded" if state != "finished" and is_recorded(plan.options, job) else state
-
-
-def images_left(job: Job, plan: Plan) -> int:
-    """Return the number of images that a run has yet to be trained on."""
-    run, config = Run(plan.folder(job.name)), job.config
-    state = state_in(plan, job)
-    if state in ("finished", "recorded"):
-        return 0
-    done = 0
-    if state == "begun":
-        trained = [line for line in read_metrics(run, run.path.name, []) if "loss" in line]
-        done = max((int(number(line.get("epoch")) or 0) + 1 for line in trained), default=0)
-    elif job.continues is not None:
-        jobs = {each.name: each.config for chain in plan.chains for each in chain}
-        done = jobs[job.continues].train.last_epoch
-    per_epoch = config.data.num_images or IMAGES[config.recipe]
-    return max(0, config.train.last_epoch - done) * per_epoch
-
-
-def seconds_of(jobs: Sequence[Job], plan: Plan, speed: Speed) -> float:
-    """Return the estimated seconds of training, without evaluations."""
-    return sum(images_left(job, plan) / speed.of(job.config) for job in jobs)
-
-
-def show_plan(plan: Plan) -> None:
-    """Print the table of rows with their remaining runs, and the estimated time."""
-    options = plan.options
-    _, statement, changes = describe(options)
-    for sentence in [statement, *changes, *same_run(plan.rows, options)]:
-        say(sentence)
-    speed = measure_speed(plan)
-    jobs = {job.name: job for chain in plan.chains for job in chain}
-    rows = [_describe(row, plan, jobs, speed) for row in plan.rows]
-    scale = "" if options.is_own else f" at the scale {options.scale}"
-    title = f"{options.grid_name}{scale}, {len(jobs)} runs"
-    table(title, ["row", "(N, s, s')", "K", "epochs", "runs", "training"], rows)
-    part, parts = share_of(options.index)
-    if parts > 1:
-        say(f"This process runs part {part} of {parts}: {len(plan.own)} of {len(jobs)} runs.")
-    total = duration(seconds_of(plan.own, plan, speed))
-    say(f"Estimated time: {total} of training ({speed.source}), plus evaluations.")
 
 
 def shown_mix(config: PretrainConfig) -> tuple[str, str]:
@@ -295,24 +214,6 @@ def shown_mix(config: PretrainConfig) -> tuple[str, str]:
     counts = f"({mix.num_hardest}, {mix.num_pairs}, {mix.num_with_query})"
     queue = str(config.train.queue_size) if config.uses("train.queue_size") else "-"
     return counts if config.mixes else "-", queue
-
-
-def _describe(row: Row, plan: Plan, jobs: dict[str, Job], speed: Speed) -> list[str]:
-    options = plan.options
-    configs = [config_of(row, options, seed) for seed in options.every_seed]
-    own = [jobs[name_of(config, options)] for config in configs]
-    states = Counter(state_in(plan, job) for job in own)
-    epochs = str(configs[0].train.last_epoch)
-    if configs[0].train.stop_epoch is not None:
-        epochs += f" of {configs[0].train.epochs}"
-    runs = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    return [
-        row.label,
-        *shown_mix(configs[0]),
-        epochs,
-        runs,
-        duration(seconds_of(own, plan, speed)),
-    ]
 
 
 # -- records

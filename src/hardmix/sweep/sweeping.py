@@ -9,7 +9,7 @@ import shutil
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hardmix.analysis.analyze import compare
@@ -23,6 +23,7 @@ from hardmix.runtime.console import say, warn
 from hardmix.runtime.files import locked_folder, write_atomically
 from hardmix.runtime.signals import StopRequest, listening
 from hardmix.sweep.claims import JUDGED, judge, write_claims
+from hardmix.sweep.estimates import seconds_left, show_plan
 from hardmix.sweep.gpus import check_gpus, evaluate_by_torchrun, taken_gpus, train_by_torchrun
 from hardmix.sweep.measures import evaluate, is_present, shared_command
 from hardmix.sweep.pairs import (
@@ -43,10 +44,7 @@ from hardmix.sweep.results import SweepResult, collect, show_tables, write_table
 from hardmix.sweep.sweep_folder import (
     check_folder,
     check_roots,
-    measure_speed,
     prepare_folder,
-    seconds_of,
-    show_plan,
     state_in,
     state_of,
     write_record,
@@ -106,7 +104,7 @@ def sweep(
     check_folder(options)
     if not dry_run:
         check_roots(options)
-        check_gpus(options.gpus_per_run, options.device)
+        check_gpus(options.gpus_per_run, options.device, here=not job_only)
     plan = make_plan(options)
     show_plan(plan)
     if dry_run:
@@ -129,8 +127,8 @@ def run_jobs(plan: Plan) -> Outcome:
         while todo:
             later = []
             for number, job in enumerate(todo, start=1):
-                left = duration(seconds_of(todo[number - 1 :], plan, measure_speed(plan)))
-                say(f"Run {number} of {len(todo)}, {job.name}; about {left} of training left")
+                left = duration(seconds_left(todo[number - 1 :], plan))
+                say(f"Run {number} of {len(todo)}, {job.name}; about {left} left")
                 failures = run_job(job, plan, stop, gpus)
                 if failures is None:
                     later.append(job)
@@ -290,30 +288,30 @@ def tell(plan: Plan, outcome: Outcome, *, pairs: bool = False) -> None:
 def draw_pairs(
     result: SweepResult, pairs: Sequence[Pairs], measured: Sequence[MeasuredTrend]
 ) -> list[Path]:
-    """Draw DIR/figures/GRID-*: forest plots, and the gains of the grid's trends."""
-    out, name = result.options.out / "figures", result.options.grid_name
+    """Draw forest plots, and the gains of the grid's trends."""
     pictures = [*forests(pairs), *gains_over(result, pairs, measured)]
-    return [
-        file
-        for picture in pictures
-        for file in save(replace(picture, name=f"{name}-{picture.name}"), out)
-    ]
+    return [file for picture in pictures for file in save(picture, figures_of(result.options))]
+
+
+def figures_of(options: SweepOptions) -> Path:
+    """Return the folder of a grid's figures: several grids may share DIR."""
+    return options.out / "figures" / options.grid_name
 
 
 def draw(plan: Plan, runs: list[Path]) -> None:
-    """Write DIR/figures and DIR/report.html; warn about figures that cannot be drawn."""
-    out = plan.options.out
+    """Write the grid's figures and its report; warn about figures that cannot be drawn."""
+    report = plan.options.out / f"{plan.options.grid_name}.html"
     records = read_runs(runs)
     pictures, missing = compare(records)
     for picture in pictures:
-        save(picture, out / "figures")
+        save(picture, figures_of(plan.options))
     for sentence in missing[:MOST_SENTENCES]:
         warn(sentence)
     if len(missing) > MOST_SENTENCES:
         more = len(missing) - MOST_SENTENCES
         warn(f"{more} more items are missing: see the report's last section")
     try:
-        write_page(records, out / "report.html")
+        write_page(records, report)
     except InputError as error:
         warn(f"no report: {error}")
 

@@ -144,6 +144,12 @@ def check_data(config: PretrainConfig, images: ImageSet | None) -> None:
         warn_of_large_queue(config, len(images))
     if config.uses("model.key_bn_splits"):
         warn_of_key_groups(config)
+    if config.only_warms_up:
+        warn(
+            f"mix.warm_up_epochs={config.mix.warm_up_epochs:g} covers all"
+            f" {config.train.last_epoch} epochs: nothing is mixed, and the run equals one without"
+            " points bit for bit; lower mix.warm_up_epochs, or train longer."
+        )
 
 
 def warn_of_large_queue(config: PretrainConfig, number: int) -> None:

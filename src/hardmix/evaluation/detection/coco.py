@@ -217,7 +217,7 @@ class CocoAP:
 
     kind: Kind
     ap: float
-    """Over IoU .50, .55, ..., .95."""
+    """Mean over IoU .50, .55, ..., .95."""
     ap50: float
     ap75: float
     small: float

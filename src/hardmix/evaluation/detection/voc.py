@@ -262,7 +262,7 @@ class VocAP:
 
     metric: Metric
     ap: float
-    """Over the thresholds .50, .55, ..., .95."""
+    """Mean over the thresholds .50, .55, ..., .95."""
     ap50: float
     ap75: float
     by_class: tuple[float, ...]
