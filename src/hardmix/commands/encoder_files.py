@@ -67,11 +67,15 @@ class Export:
     """Export a run's encoder to another program: hardmix export RUN --format onnx --out FILE."""
 
     run: RunFolder
-    format: Annotated[str, Help(help="safetensors, torchvision, timm, onnx or detectron2.")]
+    format: Annotated[str, Help(help="safetensors, torchvision, timm, onnx, detectron2 or hf.")]
     out: Annotated[
-        Path, Help(help="File to write; detectron2's configs are written to the same folder.")
+        Path,
+        Help(help="File to write, with detectron2's configs beside it; hf: a folder to upload."),
     ]
     checkpoint: Checkpoint = None
+    licence: Annotated[
+        str | None, Help(help="hf only: the weights' licence for the model card, e.g. cc-by-4.0.")
+    ] = None
     with_preprocessing: Annotated[
         bool,
         Help(help="onnx only: take uint8 images of any size and preprocess them in the graph."),
@@ -89,6 +93,7 @@ def export(arguments: list[str]) -> None:
         options.out,
         with_preprocessing=options.with_preprocessing,
         checkpoint=options.checkpoint,
+        licence=options.licence,
     )
 
 

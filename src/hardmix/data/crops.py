@@ -244,6 +244,11 @@ def _same_as_torch(height: int, width: int, size: int) -> bool:
     return True
 
 
+def resized_side(size: int) -> int:
+    """Return the length to which `evaluation_crop` resizes the short side of an image."""
+    return round(size * 256 / 224)
+
+
 def evaluation_crop(
     image: UInt8[Tensor, "*batch channels height width"], size: int
 ) -> UInt8[Tensor, "*batch channels {size} {size}"]:
@@ -257,6 +262,6 @@ def evaluation_crop(
         return image
     longest = 4 * min(height, width)  # otherwise a strip of 1 x 20000 pixels would fill the memory
     image = functional.center_crop(image, [min(height, longest), min(width, longest)])
-    image = functional.resize(image, [round(size * 256 / 224)], antialias=True)
+    image = functional.resize(image, [resized_side(size)], antialias=True)
     cropped: Tensor = functional.center_crop(image, [size, size])
     return cropped

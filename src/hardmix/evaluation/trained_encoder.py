@@ -4,6 +4,7 @@ import hashlib
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from jaxtyping import Float, UInt8
 from PIL import Image
@@ -14,6 +15,7 @@ from hardmix.data.crops import evaluation_crop
 from hardmix.data.image_files import convert_image
 from hardmix.data.video_frames import read_image_or_frame
 from hardmix.errors import InputError
+from hardmix.evaluation.hub import encoder_file, is_shared, located, upload
 from hardmix.models.backbones import build_backbone
 from hardmix.runs.checkpoints import Checkpoint, load_named, load_newest
 from hardmix.runs.folder import ENCODER_FORMAT, OWN_TRUNK, Run
@@ -28,12 +30,23 @@ MOST_CHANNELS, MOST_PIXELS = 16, 4096
 
 
 class TrainedEncoder(nn.Module):
-    """A trained trunk with the preprocessing it expects: a module from images to features."""
+    """A trained trunk with the preprocessing it expects: a module from images to features.
 
-    def __init__(self, trunk: nn.Module, backbone: str, image_size: int, channels: int) -> None:
+    `source` is the file or folder it was loaded from.
+    """
+
+    def __init__(
+        self,
+        trunk: nn.Module,
+        backbone: str,
+        image_size: int,
+        channels: int,
+        source: Path | None = None,
+    ) -> None:
         super().__init__()
         self.trunk, self.backbone = trunk, backbone
         self.image_size, self.channels = image_size, channels
+        self.source = source
 
     def forward(
         self, images: Float[Tensor, "batch channels y x"]
@@ -41,6 +54,54 @@ class TrainedEncoder(nn.Module):
         """Return the trunk's features, without the head (Sec. 4.3), of preprocessed images."""
         features: Tensor = self.trunk(images)
         return features
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: Path | str,
+        *,
+        trunk: nn.Module | None = None,
+        backbone: str | Callable[..., nn.Module] | None = None,
+        **options: Any,
+    ) -> "TrainedEncoder":
+        """Load an encoder from the Hugging Face Hub, or from a folder for it.
+
+        Args:
+            name: "owner/name" on the Hub, or the path of a folder.
+            trunk: see `load_encoder`.
+            backbone: see `load_encoder`.
+            options: revision, token, cache_dir, local_files_only and others of huggingface_hub's
+                `snapshot_download`.
+
+        Returns:
+            The encoder, in evaluation mode.
+        """
+        place = Path(name) if Path(name).is_dir() else located(f"hf:{name}", **options)
+        return load_encoder(place, trunk=trunk, backbone=backbone)
+
+    def push_to_hub(
+        self,
+        name: str,
+        *,
+        private: bool | None = None,
+        token: str | None = None,
+        message: str = "Encoder trained with hardmix",
+    ) -> str:
+        """Upload the folder that this encoder was loaded from to the Hugging Face Hub.
+
+        It must be one that `hardmix export --format hf` wrote: with a model card, which you have
+        read. Nothing but the files in that folder is uploaded.
+
+        Args:
+            name: "owner/name"; the repository is created if there is none.
+            private: whether a new repository is private; None means the owner's default.
+            token: an access token; None means the one that `hf auth login` stored.
+            message: the commit's message.
+
+        Returns:
+            The address of the commit.
+        """
+        return upload(self.source, name, private=private, token=token, message=message)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self._facts().values())})"
@@ -80,19 +141,20 @@ def load_encoder(
 ) -> TrainedEncoder:
     """Load the encoder of a run, or of its encoder.safetensors, in evaluation mode.
 
+    `run_or_file` may also be a folder that `hardmix export --format hf` wrote, or such a folder on
+    the Hugging Face Hub: "hf:owner/name", or "hf:owner/name@revision".
     A run that was trained with your own network needs that network again: as `trunk`, or as
     `backbone`, the function that makes it or the function's name, "mypackage:make_net". A name in
     the file itself is not used, since a file may come from anyone. With `or_checkpoint`, the
     encoder of an unfinished run is loaded from its last checkpoint. `checkpoint` names one of the
     run's checkpoints instead of its encoder, by its step ("step-00000012") or epoch ("100").
     """
-    file = Path(run_or_file)
-    if file.is_dir():
-        file = Run.open(file).encoder_file
-    if checkpoint is not None and not Path(run_or_file).is_dir():
+    place = located(run_or_file)
+    file = encoder_file(place)
+    if checkpoint is not None and (not place.is_dir() or is_shared(place)):
         raise InputError(f"checkpoint={checkpoint} with {run_or_file}: name the folder of a run.")
-    if checkpoint is not None or (Path(run_or_file).is_dir() and not file.exists()):
-        facts, weights = _read_checkpoint(Run(run_or_file), or_checkpoint, checkpoint)
+    if checkpoint is not None or (place.is_dir() and not file.exists()):
+        facts, weights = _read_checkpoint(Run(place), or_checkpoint, checkpoint)
     else:
         facts, weights = _read_encoder(file)
     channels, image_size = _sizes(facts, file)
@@ -102,7 +164,7 @@ def load_encoder(
         with allowing(*([backbone] if isinstance(backbone, str) else ())):
             trunk = build_backbone(backbone or facts["backbone"], channels, image_size).trunk
     _load_exactly(trunk, weights, file)
-    encoder = TrainedEncoder(trunk, facts["backbone"], image_size, channels)
+    encoder = TrainedEncoder(trunk, facts["backbone"], image_size, channels, place)
     return encoder.eval().to(device)
 
 

@@ -10,8 +10,7 @@ from hardmix.report.evaluation_tables import NO_EVALUATIONS
 from hardmix.report.grouping import SeedGroup
 from hardmix.report.sentences import counted, listed
 from hardmix.runs.reading import RunRecord, method_uses, number
-from hardmix.runs.summary import data_of, num_images_of
-from hardmix.settings.saved import flatten
+from hardmix.runs.summary import data_of, num_images_of, stale_results
 
 FEW = 3
 """Most methods named in a title; beyond this they are only counted."""
@@ -237,16 +236,4 @@ def incomplete(run: RunRecord) -> list[str]:
 
 def _stale_results(run: RunRecord) -> list[str]:
     """Return sentences on results written before the run was resumed with other epochs."""
-    stale = []
-    for name, result in run.results.items():
-        measured = result.get("run")
-        if not isinstance(measured, dict) or not run.settings:
-            continue
-        then, now = flatten(measured), run.settings
-        for setting in ("train.epochs", "train.stop_epoch"):
-            if setting in then and then[setting] != now.get(setting):
-                facts = {"run": run.name, "name": name, "setting": setting}
-                stale.append(
-                    sentences.STALE.format(**facts, then=then[setting], now=now.get(setting))
-                )
-    return stale
+    return [sentences.STALE.format(run=run.name, **stale._asdict()) for stale in stale_results(run)]

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hardmix.runs.folder import Run
 from hardmix.runs.reading import RunRecord, number, read_run, read_settings
 from hardmix.runtime.files import read_json
 from hardmix.settings.evaluations import evaluation_kind, evaluation_title
 from hardmix.settings.methods import method_title
+from hardmix.settings.saved import flatten
 from hardmix.settings.small_html import curve_html, facts_html
 
 # -- the data
@@ -106,6 +107,29 @@ def describe_protocol(result: Mapping[str, Any]) -> str:
 def _trial_mean(numbers: Any, key: str) -> float | None:
     trials = numbers.get(key) if isinstance(numbers, dict) else None
     return number(trials.get("mean")) if isinstance(trials, dict) else None
+
+
+class StaleResult(NamedTuple):
+    """A result written before the run was resumed with another setting."""
+
+    name: str
+    setting: str
+    then: object
+    now: object
+
+
+def stale_results(run: RunRecord) -> list[StaleResult]:
+    """Return the results written before the run was resumed with other epochs."""
+    stale = []
+    for name, result in run.results.items():
+        measured = result.get("run")
+        if not isinstance(measured, dict) or not run.settings:
+            continue
+        then, now = flatten(measured), run.settings
+        for setting in ("train.epochs", "train.stop_epoch"):
+            if setting in then and then[setting] != now.get(setting):
+                stale.append(StaleResult(name, setting, then[setting], now.get(setting)))
+    return stale
 
 
 # -- the verdict

@@ -3,8 +3,10 @@
 The projection head of pre-training is not exported.
 """
 
+import shlex
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -17,15 +19,19 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from hardmix.data.colours import channel_statistics
+from hardmix.data.crops import resized_side
 from hardmix.errors import InputError
+from hardmix.evaluation.hub import CARD, WEIGHTS, encoder_file, is_shared
 from hardmix.evaluation.trained_encoder import TrainedEncoder, load_encoder
 from hardmix.models.backbones import RESNETS, parse_timm
 from hardmix.runs.folder import Run, pack_encoder
+from hardmix.runs.reading import read_run
 from hardmix.runtime.console import say
 from hardmix.runtime.files import most_weights, read_file, write_atomically
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.facts import check_choice
 from hardmix.weights.detectron2_files import PLUG_IN_FILE, SHAPES, side_files, weights_file
+from hardmix.weights.hub_folder import hub_files
 
 OPSET = 20
 """ONNX opset: torch's default, supported by every onnxruntime that the extra allows."""
@@ -45,12 +51,17 @@ class ExportJob(NamedTuple):
     """Whether an ONNX file takes uint8 images of any size."""
     config: PretrainConfig | None = None
     """The run's config if the encoder is that of a checkpoint, and not that of `source`."""
+    run: Path | None = None
+    """The run's folder, if it is at hand."""
+    licence: str = ""
+    """The weights' licence, for a model card."""
 
 
 class Format(NamedTuple):
     """A format: its file suffixes, and the function that makes the files."""
 
     suffixes: tuple[str, ...]
+    """Empty if it is a folder, whatever its name."""
     build: Callable[[ExportJob], dict[str, bytes]]
     """Returns file name -> content, for files in one folder."""
 
@@ -63,28 +74,43 @@ def export(
     trunk: nn.Module | None = None,
     with_preprocessing: bool = False,
     checkpoint: str | None = None,
+    licence: str | None = None,
 ) -> list[Path]:
     """Write the encoder of a run, or of an encoder.safetensors, in one of `FORMATS`.
 
     Returns the files written, `out` first. A run that was trained with your own network needs that
     network again, as `trunk`. An ONNX file `with_preprocessing` takes uint8 images of any size.
-    `checkpoint` names one of the run's checkpoints instead, by its step or epoch.
+    `checkpoint` names one of the run's checkpoints instead, by its step or epoch. The format "hf"
+    writes a folder for the Hugging Face Hub, whose model card states the weights' `licence`.
     """
     check_choice("format", kind, FORMATS)
+    if licence is not None and kind != "hf":
+        raise InputError(f"licence needs the format hf: a {kind} file has no model card.")
     if with_preprocessing and kind != "onnx":
         raise InputError(
             f"with_preprocessing needs the format onnx: a {kind} file holds weights only, not a"
             " graph that could preprocess images."
         )
     out = Path(out)
-    _check_suffix(kind, out)
-    _refuse_existing(out)
+    is_folder = not FORMATS[kind].suffixes
+    if not is_folder:
+        _check_suffix(kind, out)
+    if not (is_folder and out.is_dir() and not any(out.iterdir())):
+        _refuse_existing(out)
     encoder = load_encoder(run_or_file, trunk=trunk, checkpoint=checkpoint)
-    source = Path(run_or_file)
-    source = Run(source).encoder_file if source.is_dir() else source
-    config = None if checkpoint is None else Run(run_or_file).config()
-    contents = FORMATS[kind].build(ExportJob(source, encoder, out, with_preprocessing, config))
-    files = _write(out.parent, contents)
+    place = encoder.source or Path(run_or_file)
+    is_run = place.is_dir() and not is_shared(place)
+    job = ExportJob(
+        source=encoder_file(place),
+        encoder=encoder,
+        out=out,
+        with_preprocessing=with_preprocessing,
+        config=None if checkpoint is None else Run(place).config(),
+        run=place if is_run else None,
+        licence=licence or "",
+    )
+    contents = FORMATS[kind].build(job)
+    files = _write(out if is_folder else out.parent, contents)
     say(f"Wrote {', '.join(str(file) for file in files)}")
     return files
 
@@ -143,21 +169,47 @@ def _torchvision(job: ExportJob) -> dict[str, bytes]:
 
 
 def _timm(job: ExportJob) -> dict[str, bytes]:
-    name, channels = job.encoder.backbone, job.encoder.channels
-    if not name.startswith("timm:"):
+    if not job.encoder.backbone.startswith("timm:"):
         _refuse_other_networks(job, "timm", RESNETS)
-    name, options = parse_timm(name)
-    options |= {"num_classes": 0} | ({"in_chans": channels} if channels != 3 else {})
+    name, options = _timm_model(job.encoder)
+    _check_with_timm(job, name, options)
+    shown = ", ".join(f"{key}={value!r}" for key, value in options.items())
+    say(f'Load it with model = timm.create_model("{name}", {shown});')
+    say(f"model.load_state_dict({_loading(job.out)})")
+    return {job.out.name: _state_dict_file(job)}
+
+
+def _timm_model(encoder: TrainedEncoder) -> tuple[str, dict[str, Any]]:
+    """Return timm's name of the network, and the options to create it with."""
+    name, options = parse_timm(encoder.backbone)
+    channels = {"in_chans": encoder.channels} if encoder.channels != 3 else {}
+    return name, options | {"num_classes": 0} | channels
+
+
+def _check_with_timm(job: ExportJob, name: str, options: dict[str, Any]) -> None:
     try:
         timm = import_module("timm")
     except ModuleNotFoundError:
         say("Not verified with timm, which is not installed: pip install 'hardmix[timm]'.")
     else:
         _load_and_compare(timm.create_model(name, **options), job, f"timm's {name}")
-    shown = ", ".join(f"{key}={value!r}" for key, value in options.items())
-    say(f'Load it with model = timm.create_model("{name}", {shown});')
-    say(f"model.load_state_dict({_loading(job.out)})")
-    return {job.out.name: _state_dict_file(job)}
+
+
+def _hub(job: ExportJob) -> dict[str, bytes]:
+    """Return a folder for the Hugging Face Hub; timm can load it if it has the network."""
+    model = None
+    if job.encoder.backbone.startswith("timm:") or job.encoder.backbone in RESNETS:
+        model = _timm_model(job.encoder)
+        _check_with_timm(job, *model)
+    (weights,) = _own(job._replace(out=job.out / WEIGHTS)).values()
+    record = None if job.run is None else read_run(job.run)
+    if record is not None and job.config is not None:  # its results are those of the last encoder
+        recipe = f"{record.settings.get('recipe')}, an intermediate checkpoint"
+        settings = record.settings | {"recipe": recipe}
+        record = replace(record, results={}, settings=settings)
+    upload = shlex.join(["hf", "upload", "OWNER/NAME", str(job.out)])
+    say(f"Read {job.out / CARD}, then upload the folder: {upload}")
+    return {WEIGHTS: weights, **hub_files(job.encoder, record, model, job.licence)}
 
 
 def _detectron2(job: ExportJob) -> dict[str, bytes]:
@@ -290,6 +342,7 @@ FORMATS: dict[str, Format] = {
     "timm": Format((".pth", ".pt", ".safetensors"), _timm),
     "onnx": Format((".onnx",), _onnx),
     "detectron2": Format((".pth", ".pkl"), _detectron2),
+    "hf": Format((), _hub),
 }
 """Every format by name."""
 
@@ -380,12 +433,12 @@ class WithPreprocessing(nn.Module):
         other: Int64[Tensor, " 1"],
         pixels: int | torch.SymInt | torch.SymInt,
     ) -> Float[Tensor, "size pixels"]:
-        """How much each of a side's pixels counts in each of the crop's."""
+        """Return how much each of a side's pixels counts in each of the crop's."""
         short = torch.minimum(side, other)
         length = torch.minimum(side, LONGEST * short)
         start = _middle(side - length)
         ready = (side == self.size) & (other == self.size)  # stays as it is
-        resized = torch.where(ready, side, round(self.size * 256 / 224) * length // short)
+        resized = torch.where(ready, side, resized_side(self.size) * length // short)
         first = _middle(resized - self.size)
         scale = length.float() / resized.float()
         reach = scale.clamp_min(1)
@@ -397,5 +450,5 @@ class WithPreprocessing(nn.Module):
 
 
 def _middle(spare: Int64[Tensor, " 1"]) -> Int64[Tensor, " 1"]:
-    """Where the middle begins: as torchvision's center_crop rounds."""
+    """Return where the middle begins: as torchvision's center_crop rounds."""
     return (spare.float() / 2).round().long()

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hardmix.data.colours import channel_statistics
 from hardmix.errors import InputError
+from hardmix.evaluation.hub import WEIGHTS, is_shared, located
 from hardmix.models.backbones import RESNETS, build_backbone, fetch_pretrained
 from hardmix.models.encoders import build_encoder
 from hardmix.runs.folder import Run
@@ -39,6 +40,7 @@ def import_weights(
 ) -> Run:
     """Import a file of weights as a run that every command accepts.
 
+    `file` may be a folder that `hardmix export --format hf` wrote, or "hf:owner/name" on the Hub.
     Unless `backbone` names it, the backbone is recognised by names and shapes. `image_size` is the
     size of evaluation crops in pixels; None means what a hardmix encoder records, 32 for backbones
     made for that, and otherwise 224. The config's method is that of MoCo files; for others it is
@@ -48,6 +50,8 @@ def import_weights(
     for held in (run.config_file, run.encoder_file):
         if held.exists():
             raise InputError(f"out={out} already has a run's {held.name}: choose another folder.")
+    place = located(file)
+    file = place / WEIGHTS if is_shared(place) else place
     source = read_weights(file)
     with allowing(*([backbone] if backbone else ())):
         fit = recognise(file, source, backbone)
