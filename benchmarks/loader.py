@@ -80,7 +80,7 @@ def plan(setup: Setup) -> list[BenchJob]:
 
 
 def loader_job(title: str, setup: Setup, items: dict[str, LoaderSize], rounds: int) -> BenchJob:
-    """A job of `measure`: these sizes, by name."""
+    """Return a job of `measure`: these sizes, by name."""
     settings = {**setup.common, "rounds": rounds, "items": items}
     turns, allocator = rounds * len(items), setup.allocators[0]
     return BenchJob(title=title, kind="loader", settings=settings, turns=turns, allocator=allocator)

@@ -111,20 +111,20 @@ def lightly_bank(shape: LossShape, negatives: Tensor) -> Loss:
 
 
 def hardmix_mochi(shape: LossShape, negatives: Tensor) -> Loss:
-    """The loss of hardmix with a queue."""
+    """Return the loss of hardmix with a queue."""
     mochi = MochiLoss(*shape[2:], temperature=TEMPERATURE)
     memory = MemoryQueue.prefilled(negatives)
     return lambda query, key: mochi(query, key, memory)
 
 
 def hardmix_tensor(shape: LossShape, negatives: Tensor) -> Loss:
-    """The loss of hardmix with a plain tensor, whose vectors it must normalise itself."""
+    """Return the loss of hardmix with a plain tensor, whose vectors it must normalise itself."""
     mochi = MochiLoss(*shape[2:], temperature=TEMPERATURE)
     return lambda query, key: mochi(query, key, negatives)
 
 
 def hardmix_moco(shape: LossShape, negatives: Tensor) -> Loss:
-    """The loss of hardmix without synthetic points."""
+    """Return the loss of hardmix without synthetic points."""
     return hardmix_mochi(shape._replace(num_pairs=0, num_with_query=0), negatives)
 
 
@@ -187,7 +187,7 @@ def loss_job(
     threads: list[int],
     allocator: str,
 ) -> BenchJob:
-    """A job of `measure`: these variants at these shapes, by name."""
+    """Return a job of `measure`: these variants at these shapes, by name."""
     settings = {
         **setup.common,
         "rounds": rounds,

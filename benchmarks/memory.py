@@ -31,7 +31,7 @@ def can_measure(device: str) -> bool:
 
 
 def plan(setup: Setup) -> list[BenchJob]:
-    """A process for each variant at each shape or size."""
+    """Return a process for each variant at each shape or size."""
     if not can_measure(setup.device):
         return []
     threads = loss.thread_counts(setup)[-1]
@@ -120,7 +120,7 @@ def _status_mb(field: str) -> float:
 
 
 def combine(rows: list[Row]) -> list[Row]:
-    """The variants' rows of a setting as one, with their ratios."""
+    """Combine the variants' rows of a setting to one, with their ratios."""
     peaks: dict[str, dict[str, float]] = {}
     for row in rows:
         peaks.setdefault(row["setting"], {}).update(row["peak_mb"])

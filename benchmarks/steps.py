@@ -200,7 +200,7 @@ def plan(setup: Setup) -> list[BenchJob]:
 def step_job(
     title: str, setup: Setup, names: list[str], items: dict[str, StepSize], rounds: int
 ) -> BenchJob:
-    """A job of `measure`: these variants at these sizes, by name."""
+    """Return a job of `measure`: these variants at these sizes, by name."""
     settings = {**setup.common, "rounds": rounds, "variants": names, "items": items}
     turns, allocator = rounds * len(items), setup.allocators[0]
     return BenchJob(title=title, kind="step", settings=settings, turns=turns, allocator=allocator)

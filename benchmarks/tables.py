@@ -78,7 +78,7 @@ def _memory(part: str, row: Row) -> Table:
 
 
 def _growth(subject: str, rows: list[Row]) -> Table:
-    """A line for each setting, a column for each variant."""
+    """Return a line for each setting, a column for each variant."""
     names = list(rows[0]["median_ms"])
     first = names[0]
     lines = []

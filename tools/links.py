@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def wrong_links(page: Path) -> list[str]:
-    """The links of a page that lead to no such symbol, in sentences."""
+    """Return the links of a page that lead to no such symbol, in sentences."""
     found = []
     for link in LINK.finditer(page.read_text()):
         file = page.parent / link["file"]

@@ -45,20 +45,20 @@ SETTINGS: dict[Any, str] = {
 
 
 def link(text: str, title: str) -> str:
-    """A link to a heading of the page of settings, by GitHub's rule."""
+    """Return a link to a heading of the page of settings, by GitHub's rule."""
     anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
     return f"[{text}](settings.md#{anchor})"
 
 
 def table(titles: list[str], rows: list[list[str]]) -> str:
-    """A table; a bar inside a cell is escaped, and every cell is one line."""
+    """Return a table; a bar inside a cell is escaped, and every cell is one line."""
     lines = [titles, ["---"] * len(titles), *rows]
     cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def notes(body: list[ast.stmt]) -> dict[str, str]:
-    """The docstring under each assignment, by the name assigned."""
+    """Return the docstring under each assignment, by the name assigned."""
     return {
         name: inspect.cleandoc(after.value.value)
         for statement, after in pairwise(body)
@@ -68,7 +68,7 @@ def notes(body: list[ast.stmt]) -> dict[str, str]:
 
 
 def assigned(statement: ast.stmt) -> str | None:
-    """The name that a statement gives a value or a type, if it does."""
+    """Return the name that a statement gives a value or a type, if it does."""
     target = statement.target if isinstance(statement, ast.AnnAssign) else None
     if isinstance(statement, ast.Assign):
         target = statement.targets[0]
@@ -76,12 +76,12 @@ def assigned(statement: ast.stmt) -> str | None:
 
 
 def settings_table(kind: Any, prefix: str) -> str:
-    """The settings of a dataclass."""
+    """Return the settings of a dataclass."""
     return table(["setting", "values", "default", "meaning"], settings(kind, prefix))
 
 
 def settings(kind: Any, prefix: str, defaults: object = MISSING) -> list[list[str]]:
-    """A line for each setting of a dataclass; the defaults are those of an instance, if given."""
+    """Return a line for each setting of a dataclass, with the defaults of an instance, if given."""
     hints = get_type_hints(kind, include_extras=True)
     meaning = meanings(kind)
     lines = []
@@ -102,7 +102,7 @@ def settings(kind: Any, prefix: str, defaults: object = MISSING) -> list[list[st
 
 
 def meanings(kind: Any) -> dict[str, str]:
-    """The docstrings under a class's fields; none of a class that a command made as it ran."""
+    """Return the docstrings under a class's fields; none for a class made by a command."""
     try:
         source = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     except OSError:
@@ -111,12 +111,12 @@ def meanings(kind: Any) -> dict[str, str]:
 
 
 def is_group(hint: Any) -> bool:
-    """Whether it is a group of a run's settings, or what `commands.options` made of one."""
+    """Return whether it is a group of a run's settings, or what `commands.options` made of one."""
     return hint in OF_A_RUN.values() or (is_dataclass(hint) and hint.__name__ in OF_A_RUN)
 
 
 def taken_apart(hint: Any) -> tuple[Any, bool, Any]:
-    """A type without its annotations: whether it is positional, and what `tyro.conf.arg` says."""
+    """Return a type without annotations, whether it is positional, and `tyro.conf.arg`'s facts."""
     kind, *marks = get_args(hint) if hasattr(hint, "__metadata__") else [hint]
     positional = get_args(tyro.conf.Positional[int])[1] in marks
     said = [mark for mark in marks if hasattr(mark, "metavar")]
@@ -124,7 +124,7 @@ def taken_apart(hint: Any) -> tuple[Any, bool, Any]:
 
 
 def option_of(prefix: str, name: str, hint: Any) -> str:
-    """A setting's name on the command line; without a prefix, in Python."""
+    """Return a setting's name on the command line; without a prefix, in Python."""
     if not prefix:
         return name
     option = name.replace("_", "-")
@@ -154,18 +154,18 @@ def group_of_settings(name: str, prefix: str, value: Any, others: set[str]) -> l
 
 
 def title_of(kind: type) -> str:
-    """A config's heading: by the name that users import, if they do."""
+    """Return a config's heading: by the name that users import, if they do."""
     public = kind.__name__ in hardmix.config.__all__
     return f"class `{'hardmix.config' if public else kind.__module__}.{kind.__name__}`"
 
 
 def default_of(field: Field[Any]) -> object:
-    """A field's default, or MISSING."""
+    """Return a field's default, or MISSING."""
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def shown(value: object) -> str:
-    """A default as one would type it."""
+    """Return a default as one would type it."""
     words = {MISSING: "required", None: "unset", (): "none"}
     if isinstance(value, tuple) and value:
         return f"`{' '.join(str(part) for part in value)}`"
@@ -185,13 +185,13 @@ def values(hint: Any) -> str:
 
 
 def config(kind: Any, prefix: str) -> str:
-    """A config: docstring and settings."""
+    """Return a config: docstring and settings."""
     text = inspect.getdoc(kind) or ""
     return f"## {title_of(kind)}\n\n{text}\n\n{settings_table(kind, prefix)}"
 
 
 def options_of(command: str) -> Any:
-    """The dataclass that a command gives to tyro to be filled."""
+    """Return the dataclass that a command gives to tyro to be filled."""
     seen: list[Any] = []
 
     def look(kind: Any, **_: object) -> None:
@@ -204,7 +204,7 @@ def options_of(command: str) -> Any:
 
 
 def command(name: str) -> str:
-    """A command: what it does and its options."""
+    """Return a command: what it does and its options."""
     kind = options_of(name)
     if not is_dataclass(kind):
         return f"## hardmix {name}\n\n{cli.COMMANDS[name].__doc__} It has no options."

@@ -33,7 +33,7 @@ def data_of(root: str, **more: object) -> DataConfig:
 
 
 def number_of(image) -> int:
-    """The number that an image tells by its colour (commands.coloured)."""
+    """Return the number that an image tells by its colour (commands.coloured)."""
     return int(image[0, 0, 0]) // 16 + int(image[1, 0, 0]) // 16 * 16
 
 
@@ -112,7 +112,7 @@ def check_image(images, row, victim, counts, findings, kind):
 
 
 def check_opening(root, victim, findings, kind):
-    """A new start indexes what is there now, or says what is wrong with it."""
+    """Check that a new start indexes the current archives, or reports what is wrong with them."""
     forget()
     try:
         again = open_shard_set(root, data_of(root))

@@ -78,7 +78,7 @@ def mochi(trained, tmp_path) -> Run:
 
 
 def made_up(path, config=None, metrics=(), **results) -> Run:
-    """A run folder that was never trained."""
+    """Write a run folder that was never trained."""
     run = Run.create(path, config or tiny())
     for line in metrics:
         run.log(line)
@@ -450,7 +450,7 @@ def decoded(uri: str) -> torch.Tensor:
 
 
 def ranked_by_hand(run: Run, index: int):
-    """The query's embedding, and the checkpoint's queue."""
+    """Return the query's embedding, and the checkpoint's queue."""
     tensors, _, _ = run.load_checkpoint()
     config, prefix = run.config(), "objective.pair.query."
     encoder = build_encoder(config.model, 3, image_size=32).eval()

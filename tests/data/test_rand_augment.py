@@ -16,7 +16,7 @@ LEVEL = 0.93
 
 
 def picture(size=48):
-    """A smooth image: between its pixels there is little to interpolate."""
+    """Return a smooth image: between its pixels there is little to interpolate."""
     y, x = torch.meshgrid(torch.linspace(0, 3, size), torch.linspace(0, 2, size), indexing="ij")
     image = torch.stack([x.sin(), (x * y).cos().abs(), (x + y).sin().square()])
     return (image * 250).round().to(torch.uint8)

@@ -177,7 +177,7 @@ def parts_of_the_loss_are_what_they_say(names):
 
 
 def opened_by_commands(capfd):
-    """A network by name is built again by every command; one that is an object cannot be."""
+    """Check that every command can build a network by name, but not one that is an object."""
     for words in (
         "knn runs/my-net --baseline untrained",
         "linear runs/my-net --seeds 1",
@@ -202,7 +202,7 @@ def status_of(words: str) -> int:
 
 
 def changed_copy(folder: Path) -> Path:
-    """The package with every change of the page, and the small ones, made to it."""
+    """Copy the package, with every change of the page and the small ones."""
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
     for path, text in NEW_FILES.findall(PAGE):
         (folder / path).write_text(text)

@@ -14,7 +14,7 @@ from untrained_runs import make_run
 
 
 def html_of(value) -> str:
-    """The HTML of a value, which is small, acts on nothing and fetches nothing."""
+    """Return the HTML of a value, which is small, acts on nothing and fetches nothing."""
     html = value._repr_html_()
     assert len(html) < 200_000
     assert not re.search(r"<script|javascript:|src='(?!data:)|\son\w+=", html)

@@ -58,7 +58,7 @@ def browser(tmp_path_factory):
 
 @cache
 def generated() -> dict[str, str]:
-    """The generated pages of the reference."""
+    """Return the generated pages of the reference."""
     return reference_pages.pages()
 
 
@@ -74,7 +74,7 @@ def first_cells(text: str) -> list[str]:
 
 
 def options(text: str) -> set[str]:
-    """The options in a section's table, and those of the groups that it links to."""
+    """Return the options in a section's table, and those of the groups that it links to."""
     found = set(re.findall(r"`(--[\w.-]*\w)`", " ".join(first_cells(text))))
     for group, about in re.findall(r"^\| \[`--(\w+)\.\*`\](.*)$", text, re.M):
         without = set(re.findall(r"`(--[\w.-]*\w)`", about.partition("Without ")[2]))
@@ -85,7 +85,7 @@ def options(text: str) -> set[str]:
 
 
 def anchors(document: Path) -> list[str]:
-    """The names of a document's headings, by GitHub's rule, which is the site's too."""
+    """Return the names of a document's headings, by GitHub's rule, which is the site's too."""
     text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.M | re.S)
     titles = re.findall(r"^#+ (.*)$", text, re.M)
     return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]

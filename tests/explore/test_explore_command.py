@@ -33,7 +33,7 @@ CONFIG = PretrainConfig(
 
 
 def make_run(path: Path) -> Path:
-    """A finished run without its training."""
+    """Write a finished run without its training."""
     torch.manual_seed(0)
     run = Run.create(path, CONFIG)
     run.write_encoder(build_backbone("small", 3).trunk, CONFIG)
@@ -41,7 +41,7 @@ def make_run(path: Path) -> Path:
 
 
 def scene(seed: int) -> Image.Image:
-    """A picture of coloured patches, unlike that of any other seed."""
+    """Return a picture of coloured patches, unlike that of any other seed."""
     pixels = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     return Image.fromarray(pixels).resize((96, 72), Image.Resampling.BICUBIC)
 

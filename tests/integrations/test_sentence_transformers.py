@@ -231,7 +231,7 @@ def test_two_processes_are_one_with_the_whole_batch():
 
 
 def with_negatives(pairs):
-    """A wrong paraphrase for each anchor: the next one's."""
+    """Return a wrong paraphrase for each anchor: the next one's."""
     wrong = [*pairs["positive"][1:], pairs["positive"][0]]
     return pairs.add_column("negative", wrong)
 

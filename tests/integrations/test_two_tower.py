@@ -77,7 +77,7 @@ def test_a_scale_that_open_clip_passes_is_used_and_learnt():
 
 
 def assert_open_clips(which, batch):
-    """The loss and gradients of this process's part of a batch of unit vectors."""
+    """Check the loss and gradients of this process's part of a batch of unit vectors."""
     generator = torch.Generator().manual_seed(7)
     whole = [
         normalize(torch.randn(batch, 6, generator=generator, dtype=torch.float64), dim=1)

@@ -32,7 +32,7 @@ SIZES = st.tuples(st.integers(2, 6), st.integers(3, 9))
 
 
 def plain(name, **more):
-    """The method without points, for 96 images, and a batch of 16."""
+    """Return the method without points, for 96 images, and a batch of 16."""
     points = {"num_pairs": 0, "num_with_query": 0}
     config = tiny(name, mix=points, **more)
     materials = Materials(choose_compute("cpu", "fp32"), num_images=96)
@@ -242,7 +242,7 @@ def test_banks_are_contrasted_with_their_images_entries(name, monkeypatch):
 
 
 def drawn_of(method):
-    """The bank's entries that a step at AT has as negatives."""
+    """Return the bank's entries that a step at AT has as negatives."""
     from hardmix.runtime.random_numbers import seed_of
 
     rows = method.memory.rows(40, seed_of("negatives", 0, AT.step, AT.part))

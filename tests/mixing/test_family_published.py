@@ -209,7 +209,7 @@ def test_hardness_weighting_in_sentence_transformers(mode):
 
 
 def synco_plan(kind, query, hardest):
-    """The authors' draws of a kind, as a plan."""
+    """Return the authors' draws of a kind, as a plan."""
     torch.manual_seed(11)
     number = (5, 4)
     if kind == 3:
@@ -255,7 +255,7 @@ def test_ring(low, high):
 
 
 def mixcse(first, second):
-    """The points of their batch: each key with a fifth of the one before it, for all queries.
+    """Return the points of their batch: each key with a fifth of the one before it.
 
     Where a point is made of a query's own key, their code sets its logit to 0: a scale of 0. All
     but one point are pairs of negatives; that one is `plan_mixcse`'s.

@@ -152,7 +152,7 @@ def test_the_keys_running_statistics_are_its_own():
 
 
 def group_statistics(batch: torch.Tensor, splits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The slow way: mean and unbiased variance of each group's channels."""
+    """Return mean and unbiased variance of each group's channels, computed slowly."""
     dims = [dim for dim in range(batch.ndim) if dim != 1]
     groups = batch.double().chunk(splits)
     mean = torch.stack([group.mean(dims) for group in groups])

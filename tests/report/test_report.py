@@ -103,7 +103,7 @@ class Page(HTMLParser):
         return [found for found in images if not found["src"].startswith("data:image/svg")]
 
     def rows(self, heading: str) -> list[list[str]]:
-        """The rows of the table under a column of this name."""
+        """Return the rows of the table under a column of this name."""
         found = next(table for table in self.tables if table and heading in table[0])
         return [[" ".join(cell.split()) for cell in row] for row in found[1:]]
 
@@ -307,7 +307,7 @@ def test_the_paper_s_number_and_its_sentence_are_on_the_page(tmp_path):
 
 
 def hostile_run(folder: Path, text: str) -> Path:
-    """A run with the text wherever a run can hold some."""
+    """Write a run with the text wherever a run can hold some."""
     name = text.replace("/", "|").replace("\x00", "")
     config = config_of(data__root=text, model__backbone=text)
     config["unknown" + text] = {text: text}

@@ -67,7 +67,7 @@ def commands_in_blocks(text: str) -> Iterator[tuple[int, str]]:
 
 
 def commands_in_sentences(text: str) -> Iterator[tuple[int, str]]:
-    """The same between backticks, where a command may be cut short to its name or its settings.
+    """Yield those between backticks, where a command may be cut to its name or its settings.
 
     What a page's own diff would add ("then works") is left to that page's test.
     """

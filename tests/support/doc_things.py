@@ -88,7 +88,7 @@ def make_trained(folder: Path, method: str = "mochi") -> None:
 
 
 def make_grid(file: Path) -> None:
-    """The grid that docs/sweeps.md shows."""
+    """Write the grid that docs/sweeps.md shows."""
     page = (ROOT / "docs" / "sweeps.md").read_text()
     (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     file.write_text(block)
@@ -163,7 +163,7 @@ def thing_of(word: str, words: list[str]) -> str | None:
 
 
 def own_file(name: str) -> str:
-    """A file that docs/extending.md shows, for the folder where commands are started."""
+    """Return a file that docs/extending.md shows, for the folder where commands are started."""
     page = (ROOT / "docs" / "extending.md").read_text()
     found = re.search(rf"File `{name}`[^:]*:\n\n```python\n(.*?)```", page, re.DOTALL)
     assert found, f"docs/extending.md has no {name}"

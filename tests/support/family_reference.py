@@ -130,7 +130,7 @@ def ring_weights(of: Query, tau, low=90.0, high=99.0) -> list[float]:
 
 
 def ring(values: list[float], low: float, high: float) -> list[int]:
-    """The slots between two percentiles; of equal values, the first slots rank higher."""
+    """Return the slots between two percentiles; of equal values, the first slots rank higher."""
     ranked = sorted(range(len(values)), key=lambda slot: (-values[slot], slot))
     outer = int(round(len(values) * (100 - low) / 100, 6))
     inner = int(round(outer * (100 - high) / (100 - low), 6))

@@ -34,7 +34,7 @@ def saved_twice(saves):
 
 
 def same(one, other):
-    """Whether tensors have the same names and bits."""
+    """Return whether tensors have the same names and bits."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -50,7 +50,7 @@ def names(run):
 
 
 def linked(run, place):
-    """A copy of a run that takes no room: files are replaced, never changed."""
+    """Copy a run by links: its files are replaced, never changed."""
     shutil.copytree(run.path, place, copy_function=os.link)
     return Run(place)
 

@@ -38,7 +38,7 @@ def test_every_name_has_an_optimizer():
 
 
 def layers(seed=0):
-    """A weight, a bias, a layer of zeros and one whose gradient is 0."""
+    """Return a weight, a bias, a layer of zeros and one whose gradient is 0."""
     generator = torch.Generator().manual_seed(seed)
     weight, bias = torch.randn(4, 3, generator=generator), torch.randn(3, generator=generator)
     return [weight, bias, torch.zeros(2, 2), torch.randn(2, 2, generator=generator)]
@@ -259,7 +259,7 @@ def test_every_process_gets_the_whole_state_back(tmp_path):
 
 
 def as_of_before(run: Run) -> None:
-    """The newest checkpoint as versions with SGD alone wrote it: numbers without names.
+    """Rewrite the newest checkpoint as versions with SGD alone did: numbers without names.
 
     The file of its tensors has the name of its step alone.
     """

@@ -479,7 +479,7 @@ def test_a_strategy_of_ones_own_plans_the_points_and_is_recorded(tmp_path, capfd
 
 
 def rank_weights(logits, exclude):
-    """The log of 1 / rank: the hardest negative counts most."""
+    """Return the log of 1 / rank: the hardest negative counts most."""
     rank = logits.real.argsort(dim=1, descending=True).argsort(dim=1) + 1
     return -rank.to(logits.real.dtype).log()
 

@@ -30,7 +30,7 @@ SIZE = 64
 
 
 def make_run(path, backbone="resnet18", channels=3, trunk=None) -> Run:
-    """A run that was not trained, but whose batch norms have statistics of their own."""
+    """Write a run that was not trained, but whose batch norms have statistics of their own."""
     config = PretrainConfig()
     config = dataclasses.replace(
         config,

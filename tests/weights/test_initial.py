@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_said_before_any_work(model, words, trained, tmp_pa
 
 
 def flat_names(state: dict) -> dict:
-    """A transcription of EfficientNet-PyTorch's names, the other way round."""
+    """Return a transcription of EfficientNet-PyTorch's names, the other way round."""
     places = list(dict.fromkeys(re.findall(r"blocks\.(\d+\.\d+)\.", " ".join(state))))
     around = {"conv_stem": "_conv_stem", "bn1": "_bn0", "conv_head": "_conv_head", "bn2": "_bn1"}
     plain = ["_depthwise_conv", "_bn1", "_project_conv", "_bn2"]

@@ -217,7 +217,7 @@ def check_finite(**vectors: Tensor) -> None:
 
 
 def wants_check(check: bool | None, vectors: Tensor) -> bool:
-    """Whether to check the vectors' values. None: on a CPU only, as it would synchronise a GPU."""
+    """Return whether to check the vectors' values; None: on a CPU only, so as not to wait."""
     if torch.compiler.is_compiling():
         return False
     return vectors.device.type == "cpu" if check is None else check

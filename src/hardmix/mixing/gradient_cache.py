@@ -145,7 +145,7 @@ def _random_state(chunk: Any) -> list[RandomState]:
 
 @contextmanager
 def _as_before(state: list[RandomState]) -> Iterator[None]:
-    """A context in which PyTorch's generators repeat what they drew after this state."""
+    """Let PyTorch's generators repeat what they drew after this state, within the context."""
     gpus = [device for device, _ in state if device.type == "cuda"]
     with torch.random.fork_rng(devices=gpus):
         for device, numbers in state:

@@ -30,7 +30,7 @@ Largest = tuple[Int[Tensor, "batch N"], Int[Tensor, " batch"]]
 
 
 def in_one_piece(values: Tensor) -> bool:
-    """Whether launches matter more than caches: on devices, and in `torch.compile`."""
+    """Return whether launches matter more than caches: on devices, and in `torch.compile`."""
     return values.device.type != "cpu" or torch.compiler.is_compiling()
 
 

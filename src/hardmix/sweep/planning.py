@@ -269,7 +269,7 @@ def run_name(config: PretrainConfig, images: str = "") -> str:
 
 
 def _own_settings(config: PretrainConfig) -> dict[str, Any]:
-    """The method's own settings that identify a run and are not the default."""
+    """Return the method's own settings that identify a run and are not the default."""
     if config.options is None:
         return {}
     usual, facts = asdict(type(config.options)()), own_facts(config.method)

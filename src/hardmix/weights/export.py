@@ -433,7 +433,7 @@ class WithPreprocessing(nn.Module):
         other: Int64[Tensor, " 1"],
         pixels: int | torch.SymInt | torch.SymInt,
     ) -> Float[Tensor, "size pixels"]:
-        """How much each of a side's pixels counts in each of the crop's."""
+        """Return how much each of a side's pixels counts in each of the crop's."""
         short = torch.minimum(side, other)
         length = torch.minimum(side, LONGEST * short)
         start = _middle(side - length)
@@ -450,5 +450,5 @@ class WithPreprocessing(nn.Module):
 
 
 def _middle(spare: Int64[Tensor, " 1"]) -> Int64[Tensor, " 1"]:
-    """Where the middle begins: as torchvision's center_crop rounds."""
+    """Return where the middle begins: as torchvision's center_crop rounds."""
     return (spare.float() / 2).round().long()
