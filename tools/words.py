@@ -31,6 +31,7 @@ PHRASES = (
     r"knows? (them|it|him|one) not",
     r"(is|are|was|were) warned (of|about)",
     r"told apart from (nothing|zero)",
+    r"(can|could)(not)?( hardly)? be told (from|by)",
     r"hears? of (each|it|them)",
     r"has it so",
     r"of all alike",

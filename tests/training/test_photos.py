@@ -70,7 +70,7 @@ def test_a_folder_becomes_an_encoder_with_reasons_and_a_verdict(folder, tmp_path
     words = ("--minutes", 0.05, "--data.workers", 0, "--train.queue-size", 5)
     assert run_command("pretrain", "photos", "--data.root", folder, "--out", out, *words) == 0
     said = capfd.readouterr().out
-    for words in ("Chosen for 60 images and 0.05 minutes", "told by their colours", "yours"):
+    for words in ("Chosen for 60 images and 0.05 minutes", "recognised by their colours", "yours"):
         assert words in said
     for command in ("report", "explore", "neighbours"):
         assert f"\n  hardmix {command} {out}" in said

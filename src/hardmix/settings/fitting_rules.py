@@ -179,7 +179,7 @@ class _Rules:
 
     def data_colour_strength(self) -> tuple[float, str]:
         strength = max(WEAKEST, round(1 - self.facts.colour, 2))
-        return strength, f"{self.facts.colour:.0%} of images can be told by their colours"
+        return strength, f"{self.facts.colour:.0%} of images are recognised by their colours"
 
     def data_num_images(self) -> tuple[int | None, str]:
         number = self.facts.images
