@@ -11,7 +11,7 @@ from hardmix.data.loading import open_loader
 from hardmix.data.own_views import Pipeline
 from hardmix.errors import InputError
 from hardmix.evaluation.knn import open_knn_images
-from hardmix.methods.base import Materials, OwnMixing, build_method, method_class
+from hardmix.methods.base import Materials, Method, OwnMixing, build_method, method_class
 from hardmix.models.batch_norm import freeze_statistics
 from hardmix.models.encoders import UNSPLIT_WARNING
 from hardmix.runs.folder import Run
@@ -68,15 +68,7 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
         len(images.classes or ()) if images is not None else 0,
         images,
     )
-    method = build_method(config, materials)
-    method.adopt(imported_parts(config, run))
-    method.to(compute.device).to(memory_format=torch.channels_last).train()
-    if config.freezes_statistics:
-        for part in list(method.modules()):
-            if isinstance(trunk := getattr(part, "trunk", None), nn.Module):
-                freeze_statistics(trunk)
-    if config.train.compile != "no":
-        method.compile_parts(also_loss=config.train.compile == "all")
+    method = _method_of(config, run, materials)
     meet()  # a process that could not build its method is noticed before the others wait on GPUs
     method.distribute()
     optimizer = build_optimizer(method.parameter_groups(), config.optimizer)
@@ -98,6 +90,20 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
         own_trunk=own.trunk is not None,
         starts_from_weights=trunk is not None,
     )
+
+
+def _method_of(config: PretrainConfig, run: Run, materials: Materials) -> Method:
+    """Return the method on its device, ready to be distributed."""
+    method = build_method(config, materials)
+    method.adopt(imported_parts(config, run))
+    method.to(materials.compute.device).to(memory_format=torch.channels_last).train()
+    if config.freezes_statistics:
+        for part in list(method.modules()):
+            if isinstance(trunk := getattr(part, "trunk", None), nn.Module):
+                freeze_statistics(trunk)
+    if config.train.compile != "no":
+        method.compile_parts(also_loss=config.train.compile == "all")
+    return method
 
 
 def check_own(images: ImageSet, config: DataConfig) -> None:
