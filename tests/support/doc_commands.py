@@ -18,6 +18,7 @@ PLACEHOLDERS = {
     "RECIPE": "demo",
     "NAME": "table1",
     "TEXT": "MoCo-v2",
+    "N": "1",
     "$IMAGENET": "IMAGENET",
     "$RUN": "RUN",
 }
