@@ -89,8 +89,13 @@ class Sweep:
     transfer_root: Annotated[
         str | None, Help(help="Images of another data set, for the evaluation transfer.")
     ] = None
-    voc_root: Annotated[Path | None, Help(help="Folder of VOC, for table2.")] = None
+    voc_root: Annotated[
+        Path | None, Help(help="Folder of VOC, for table2; at a small scale it may be left out.")
+    ] = None
     coco_root: Annotated[Path | None, Help(help="Folder of COCO, for table3.")] = None
+    detector_iterations: Annotated[
+        int | None, Help(help="Steps of a detector, 600 if unset; small scales only.")
+    ] = None
     coco_schedule: Annotated[
         Literal["1x", "2x"], Help(help="Schedule on COCO; 1x is the paper's.")
     ] = "1x"

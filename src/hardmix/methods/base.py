@@ -83,6 +83,17 @@ class StepOutcome:
     measures: dict[str, Tensor] = field(default_factory=dict, kw_only=True)
     """Numbers for metrics.jsonl by name, detached, such as further terms of the loss."""
 
+    AVERAGED: ClassVar[tuple[str, ...]] = ()
+    """Names of the numbers of `averaged`."""
+
+    def averaged(self) -> Float[Tensor, " numbers"]:
+        """Return numbers that metrics.jsonl averages over all steps since its last line."""
+        return self.loss.new_zeros(0)
+
+    def ranks(self) -> Float[Tensor, " top"] | None:
+        """Return Fig. 2a for this part of a batch; None if there are no negatives."""
+        return None
+
 
 class NonFiniteError(Exception):
     """A loss or gradient is NaN or infinite; raised by all ranks at the same step."""

@@ -13,6 +13,7 @@ from hardmix.methods.base import StepOutcome
 from hardmix.mixing.diagnostics import (
     false_negatives_top,
     false_parents,
+    harder_points,
     matching_probability,
     negative_mass,
     proxy_accuracy,
@@ -41,6 +42,18 @@ class ContrastOutcome(StepOutcome):
     own: Bool[Tensor, "batch K"] | None = None
     """Columns that are not negatives but the query's own image, if there are any."""
 
+    AVERAGED = ("proxy_accuracy", "proxy_accuracy_mixed")
+
+    @torch.no_grad()
+    def averaged(self) -> Tensor:
+        """Return Fig. 2b for this part: the share of its queries that find their key."""
+        return torch.stack(proxy_accuracy(self.measured, self.exclude))
+
+    @torch.no_grad()
+    def ranks(self) -> Tensor:
+        """Return Fig. 2a for this part: the mean matching probability of its queries, by rank."""
+        return matching_probability(self.measured, self.exclude)
+
     @property
     def measured(self) -> Contrast:
         """The contrast, in which a query's own image is its easiest negative."""
@@ -55,11 +68,11 @@ def describe_contrast(outcomes: Sequence[StepOutcome], config: PretrainConfig) -
     parts = cast("Sequence[ContrastOutcome]", outcomes)
     last = parts[-1]
     outcome, plan = last.measured, last.plan
-    accuracy = proxy_accuracy(outcome, last.exclude)
     keys = gather(torch.cat([part.key for part in parts]))
     false = equal_and_known(last.labels, last.queue_labels)
     false = false if last.own is None else false & ~last.own
     mass = negative_mass(last.contrast)
+    accuracy = proxy_accuracy(outcome, last.exclude)
     described = {
         "proxy_accuracy": accuracy.real,
         "proxy_accuracy_mixed": accuracy.mixed,
@@ -79,6 +92,9 @@ def describe_contrast(outcomes: Sequence[StepOutcome], config: PretrainConfig) -
         by_labels["synthetic_both_false"] = parents.pairs_both
         by_labels["synthetic_query_false"] = parents.with_query
         described["synthetic_mass"] = mass.points
+        harder = harder_points(outcome, plan, last.exclude)
+        described["pairs_harder"] = harder.pairs
+        described["with_query_harder"] = harder.with_query
         by_kind = {f"synthetic_mass_{kind}": share for kind, share in mass.kinds.items()}
         highest = gather(torch.stack(list(by_kind.values()))[None]).amax(dim=0)
         anywhere = {

@@ -40,7 +40,6 @@ from hardmix.runtime.rendezvous import losses_named
 from hardmix.runtime.signals import listening
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.saved import absolute_root
-from hardmix.settings.schedules import shown_epochs
 from hardmix.training import messages
 from hardmix.training.fitting import as_saved, fit_run
 from hardmix.training.metric_logs import OnLog
@@ -56,7 +55,7 @@ from hardmix.training.state import (
     save_checkpoint,
     settle,
 )
-from hardmix.training.step import take_step
+from hardmix.training.step import shows_hardness, take_ranks, take_step
 from hardmix.training.verdict import conclude
 
 
@@ -252,9 +251,14 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
 def describe_steps(training: Training, epoch: int) -> dict[str, Any]:
     """Return a line of metrics.jsonl on the steps since the last one: means over all ranks."""
     loss = Late(torch.stack(training.losses).mean())
-    training.losses = []
+    # After a resume from an older version's checkpoint there may be none of the earlier steps.
+    averages = Late(torch.stack(training.averaged).mean(dim=0)) if training.averaged else None
+    training.losses, training.averaged = [], []
     # This is the only wait for the device; the loss is on the host by then.
     measured = training.method.describe(training.outcomes) if training.outcomes else {}
+    if averages is not None and training.outcomes:
+        names = type(training.outcomes[-1]).AVERAGED
+        measured |= dict(zip(names, averages.read().tolist(), strict=True))
     return {
         "step": training.step,
         "epoch": epoch,
@@ -272,12 +276,14 @@ def log(training: Training, line: dict[str, Any]) -> None:
 
 
 def record_hardness(training: Training, epoch: int) -> None:
-    """Record the numbers of Fig. 2a for an epoch's last step, at a few epochs of the run."""
-    config = training.config
-    if epoch in shown_epochs(config.train.epochs) or epoch + 1 == config.train.last_epoch:
-        measured = training.method.hardness(training.outcomes) if training.outcomes else None
-        if measured is not None:
-            training.run.log_hardness({"step": training.step, "epoch": epoch, **measured})
+    """Record Fig. 2a at a few epochs of the run, and the similarities of their last step."""
+    if not shows_hardness(training.config, epoch):
+        return
+    measured = training.method.hardness(training.outcomes) if training.outcomes else None
+    ranks, training.ranks = take_ranks(training.ranks), None
+    if measured is not None:
+        line = {"step": training.step, "epoch": epoch, **measured, **ranks}
+        training.run.log_hardness(line)
 
 
 def measure_knn(training: Training, epoch: int) -> bool:
