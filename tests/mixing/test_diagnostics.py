@@ -14,13 +14,11 @@ from hardmix import (
     contrast,
     false_negatives_top,
     false_parents,
-    harder_points,
     matching_probability,
-    top_of,
     plan_mochi,
     proxy_accuracy,
 )
-from hardmix.mixing.diagnostics import similarity_histogram
+from hardmix.mixing.diagnostics import harder_points, similarity_histogram, top_of
 from reference import unit
 
 SIZES = st.tuples(st.integers(1, 5), st.integers(1, 12))

@@ -1,4 +1,4 @@
-"""Folders of made-up runs, for which it is known what they say to each of the ten claims."""
+"""Folders of made-up runs, for which it is known what they say to each of the claims."""
 
 import json
 from pathlib import Path
@@ -75,7 +75,8 @@ def judged(out: Path, number: int, **others) -> Claim:
 
 def test_an_empty_folder_judges_nothing_out_of_all_grids(tmp_path):
     claims = judge(options(tmp_path))
-    assert [claim.number for claim in claims] == list(range(1, 11))
+    assert [claim.number for claim in claims] == list(range(1, len(CLAIMS) + 1))
+    assert len(claims) > 30
     assert {claim.verdict for claim in claims} == {"cannot be judged"}
     assert all(claim.evidence for claim in claims)
 
@@ -201,7 +202,7 @@ def test_claim_10_asks_every_temperature_of_the_sampling(tmp_path, first, second
     assert judged(tmp_path, 10).verdict == verdict
 
 
-def test_the_page_and_the_data_hold_all_ten(tmp_path):
+def test_the_page_and_the_data_hold_them_all(tmp_path):
     write_row(tmp_path, MOCO, 50)
     write_row(tmp_path, MOCHI, 53)
     chosen = options(tmp_path)

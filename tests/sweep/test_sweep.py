@@ -458,9 +458,12 @@ def test_every_evaluation_that_a_grid_may_need_exists(tmp_path):
         for row in GRIDS[grid].rows
         for name in evaluations_of(row, chosen)
     } | {"linear-cached", "queue", "transfer"}
-    assert needed == sweep_evaluations.MAKERS.keys() | {"knn"}
-    assert needed <= sweep_evaluations.MAKERS.keys() | EVALUATIONS.keys()
-    assert needed <= {measure.file for measure in MEASURES}
+    small = options(tmp_path, "table2", voc_root=tmp_path, coco_root=tmp_path)
+    detections = {*options(tmp_path, **paper).detection.values(), *small.detection.values()}
+    detections |= {name for name in needed if name.startswith("detection-")}
+    assert needed - detections == sweep_evaluations.MAKERS.keys() | {"knn"}
+    assert needed - detections <= sweep_evaluations.MAKERS.keys() | EVALUATIONS.keys()
+    assert needed | detections <= {measure.file for measure in MEASURES}
 
 
 def test_the_papers_scale_evaluates_by_the_papers_protocols(tmp_path, monkeypatch):
@@ -572,7 +575,7 @@ def test_seeds_and_precision_are_the_papers_unless_others_are_asked_for(tmp_path
     assert run_command("table3", "--out", str(tmp_path), "--dry-run", "--precision", "bf16") == 0
     shown = " ".join(capfd.readouterr().out.split())
     assert "Not comparable: trained with --precision bf16" in shown
-    assert "table3 at the scale paper, 8 runs" in shown
+    assert "table3 at the scale paper, 9 runs" in shown
 
 
 def test_the_time_depends_on_gpus_methods_and_evaluations(tmp_path):
@@ -627,7 +630,12 @@ def test_times_duration():
         (["table1", "--index", "two"], ["--index two"]),
         (["table1", "--seeds", "0"], ["--seeds 0"]),
         (["table1", "--only", "SimCLR"], ["--only SimCLR", "MoCHi (1024, 1024, 128)"]),
-        (["table3", "--scale", "cifar10"], ["--scale cifar10", "COCO"]),
+        (["table3", "--scale", "shapes"], ["--coco-root is missing", "COCO"]),
+        (["table3", "--detector-iterations", "9"], ["--detector-iterations", "paper's settings"]),
+        (
+            ["table3", "--scale", "shapes", "--detector-iterations", "0"],
+            ["--detector-iterations 0"],
+        ),
         (["table1"], ["--data.root is missing", "ImageNet"]),
         (["table1", "--scale", "cifar10"], ["--data.root is missing", "CIFAR-10"]),
         (["table1", "--scale", "cifar10", "--data.root", "/no"], ["/no does not exist"]),

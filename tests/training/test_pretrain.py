@@ -24,7 +24,7 @@ from hardmix.runtime.device import choose_compute
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import MixConfig, PretrainConfig
 from hardmix.settings.recipes import RECIPES
-from hardmix.training import step
+from hardmix.training import step as training_step
 from hardmix.training.pretrain import pretrain, start
 from hardmix.training.setup import Own, prepare
 from hardmix.training.step import compute_gradients
@@ -475,7 +475,7 @@ def test_the_proxy_accuracy_is_that_of_every_step_and_fig_2a_of_a_sample(tmp_pat
         mean = sum(line[key] for line in lines) / len(lines)
         assert [line[key] for line in once] == [pytest.approx(mean)]
     assert sample == every
-    monkeypatch.setattr(step, "SAMPLED_STEPS", 1)  # the first step alone
+    monkeypatch.setattr(training_step, "SAMPLED_STEPS", 1)  # the first step alone
     _, first = run("first", 100)
     assert first[1]["matching_probability"] == first[0]["matching_probability"]
     assert first[1]["matching_probability"] != sample[1]["matching_probability"]

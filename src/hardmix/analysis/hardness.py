@@ -158,8 +158,8 @@ def fig2a(runs: Sequence[tuple[str, Sequence[Ranks]]]) -> Picture:
     caption = (
         "Mean matching probability of a query's highest negatives, by rank, one line per epoch"
         " (dark: early, light: late). A line is the mean over the queries of up to 64 steps of"
-        " the epoch; the first is that of the first step, before any weight is changed. The more steeply a line falls, the fewer negatives"
-        " contribute to the loss."
+        " the epoch; the first is that of the first step, before any weight is changed. The more"
+        " steeply a line falls, the fewer negatives contribute to the loss."
     )
     return Picture("fig2a", title, caption, numbers, f)
 

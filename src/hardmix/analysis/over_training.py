@@ -184,8 +184,8 @@ def fig2c(lines: Sequence[Curve], note: str = "") -> Picture:
     """Fig. 2c: false negatives among the highest negatives, and synthetic points from them."""
     caption = (
         "Lines without markers: fraction of the highest negatives, 1024 or a sixteenth of a"
-        " queue shorter than 16384, that have the query's class. Triangles and squares: fraction of the synthetic"
-        f" points with at least one and with two such parents.{note}"
+        " queue shorter than 16384, that have the query's class. Triangles and squares: fraction of"
+        f" the synthetic points with at least one and with two such parents.{note}"
     )
     return _over_training("fig2c", "False negatives (Fig. 2c)", caption, "fraction (%)", lines)
 

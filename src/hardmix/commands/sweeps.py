@@ -102,6 +102,36 @@ class Sweep:
     data: SweepData = field(default_factory=SweepData)
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckedData:
+    """The images."""
+
+    root: Annotated[Path, Help(help="Folder of ImageNet, VOC2007 and VOC2012, or COCO.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckData:
+    """Count the images of a data set of the paper: hardmix check-data NAME --data.root DIR.
+
+    Exit status: 0 the layout is right and all images are there; 2 otherwise.
+    """
+
+    name: Annotated[
+        tyro.conf.Positional[Literal["imagenet", "imagenet100", "voc", "coco"]],
+        Help(metavar="NAME", help="imagenet, imagenet100, voc or coco."),
+    ]
+    data: CheckedData
+    any_counts: Annotated[bool, Help(help="Accept other numbers of images and classes.")] = False
+
+
+def check_data(arguments: list[str]) -> None:
+    """Check that a data set of the paper is complete."""
+    options = parse(CheckData, "check-data", arguments)
+    from hardmix.sweep.data_roots import check_data as check
+
+    check(options.name, options.data.root, any_counts=options.any_counts)
+
+
 def check_code(file: str, grid: Grid) -> None:
     """Raise UnnamedCodeError if a row needs code that is not named on the command line."""
     for config in (row.own for row in grid.rows if row.own is not None):

@@ -178,7 +178,7 @@ def paper_text(row: Row) -> str:
     for key in PAPER_COLUMNS:
         if key in numbers:
             number, sign = numbers[key], "+" if key[1].endswith("_gain") else ""
-            spread = "" if number.std is None else f"±{number.std:g}"
+            spread = "" if number.std is None else f"±{number.std:.1f}"
             texts.append(f"{number.value:{sign}.1f}{spread}")
     return " / ".join(texts)
 
