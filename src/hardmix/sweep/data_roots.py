@@ -80,6 +80,12 @@ def check_data(data: DataSet, root: Path, *, any_counts: bool = False) -> tuple[
 
 
 def _images(name: DataName, root: Path) -> tuple[Split, Split]:
+    absent = [split for split in ("train", "val") if not (root / split).is_dir()]
+    if absent:
+        raise InputError(
+            f"data.root={root} has no folder {' or '.join(absent)}: ImageNet is read in"
+            " torchvision's layout, train/SYNSET and val/SYNSET."
+        )
     config = DataConfig(name=name, root=str(root))
     train, test = (open_images(config, split) for split in ("train", "test"))
     return (
