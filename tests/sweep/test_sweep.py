@@ -578,14 +578,8 @@ def test_the_spread_of_a_single_run_is_that_of_its_detectors(tmp_path, trainer, 
     assert run.config().model.backbone == "resnet18-narrow"
     words = shared_command(run, "detection-voc-short", replace(chosen, detector_iterations=60))
     assert words[3:6] == ["voc", "--schedule", "short"]
-    assert (
-        words[-10:]
-        == [
-            *("--iterations", "60", "--milestones", "45", "55", "--warm-up", "5"),
-            *("--test-every", "0"),
-        ][-10:]
-        or "--milestones" in words
-    )
+    ending = "--iterations 60 --milestones 45 55 --warm-up 5 --test-every 0"
+    assert " ".join(words).endswith(ending)
 
 
 def test_each_special_character_of_latex_is_escaped():

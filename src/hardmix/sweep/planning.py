@@ -242,6 +242,11 @@ def describe(options: SweepOptions) -> tuple[bool, str, list[str]]:
         return False, "Your own grid: the paper has no numbers for it.", []
     first = next((row for row in grid.rows if not row.read), grid.rows[0])
     changes = describe_scale(first, options.scale, options.epochs, options.temperature)
+    if options.scale != "paper" and options.detection:
+        changes.append(
+            f"Runs that become detectors have the backbone {SMALL_DETECTOR} instead, and detectors"
+            f" the schedule short, of {options.detector_iterations or 600} steps."
+        )
     if options.scale == "paper" and options.precision not in (None, "fp32"):
         return (
             False,

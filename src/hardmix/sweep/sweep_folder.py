@@ -188,7 +188,6 @@ def _identity(options: SweepOptions) -> dict[str, Any]:
         "num_images": options.num_images,
         "temperature": options.temperature,
         "precision": options.precision,
-        "detector_iterations": options.detector_iterations,
     }
 
 
