@@ -69,7 +69,7 @@ def test_what_is_left_out_is_in_the_paper():
 
 
 def test_rows_have_the_order_of_the_paper():
-    """Of Tables 2 and 3, whose sections are lengths of training; Supervised is last, then first."""
+    """Sections of Tables 2 and 3 are lengths of training; Supervised is last, and first."""
     table2 = [row.label for row in GRIDS["table2"].rows]
     assert table2[0] == "MoCo-v2, 100 epochs"
     assert table2[4:11] == [

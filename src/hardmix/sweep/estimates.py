@@ -187,7 +187,7 @@ def show_plan(plan: Plan) -> None:
     rows = [_describe(row, plan, jobs, speed) for row in plan.rows]
     scale = "" if options.is_own else f" at the scale {options.scale}"
     title = f"{options.grid_name}{scale}, {len(jobs)} runs"
-    columns = ["row", "(N, s, s')", "K", "epochs", "runs", "training", "evaluations", "paper"]
+    columns = ["row", "(N, s, s')", "K", "epochs", "runs", "training + evaluation", "paper"]
     numbered = any(row[-1] for row in rows)
     shown = rows if numbered else [row[:-1] for row in rows]
     table(title, columns if numbered else columns[:-1], shown)
@@ -220,7 +220,7 @@ def never_mixed(plan: Plan) -> list[str]:
 def _describe(row: Row, plan: Plan, jobs: dict[str, Job], speed: Speed) -> list[str]:
     options = plan.options
     if row.read:
-        return [row.label, "-", "-", "-", "read", "-", "-", paper_text(row)]
+        return [row.label, "-", "-", "-", "read", "-", paper_text(row)]
     configs = [config_of(row, options, seed) for seed in options.every_seed]
     own = [jobs[name_of(config, options)] for config in configs]
     states = Counter(state_in(plan, job) for job in own)
@@ -228,12 +228,13 @@ def _describe(row: Row, plan: Plan, jobs: dict[str, Job], speed: Speed) -> list[
     if configs[0].train.stop_epoch is not None:
         epochs += f" of {configs[0].train.epochs}"
     runs = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    training = duration(training_seconds(own, plan, speed))
+    evaluations = duration(evaluation_seconds(own, plan, speed))
     return [
         row.label,
         *shown_mix(configs[0]),
         epochs,
         runs,
-        duration(training_seconds(own, plan, speed)),
-        duration(evaluation_seconds(own, plan, speed)),
+        f"{training} + {evaluations}",
         paper_text(row),
     ]
