@@ -5,7 +5,7 @@ every step. Read in HobbitLong/PyContrast (memory/mem_bank.py): entries start ra
 replacement, and become normalize(m old + (1 - m) new) when their image is seen. Decided: the K
 entries are drawn once for the whole batch instead of for each query, so that they are one matrix,
 as MoCo's queue is, and points can be mixed in closed form; the entry of the query's own image never
-counts as its negative, as happens there now and then; if K is at least as large as the bank, every
+counts as its negative, which it sometimes does there; if K is at least as large as the bank, every
 entry is a negative once.
 """
 

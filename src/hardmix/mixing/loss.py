@@ -188,7 +188,7 @@ class MochiLoss(nn.Module):
                 says otherwise.
             transformation: a change of the features before they are contrasted (Zhu et al. 2021).
             weights: weights of the real negatives: a name in WEIGHTS, or a `NegativeWeights`.
-            denominator: what the loss is made of its positive and its negatives: a name in
+            denominator: how the loss follows from its positive and its negatives: a name in
                 DENOMINATORS, a `Denominator`, or a function of `Masses`.
             filter_negatives: which negatives are taken for false, and neither contrasted nor
                 mixed: a name in FILTERS, or a `NegativeFilter`.
@@ -487,7 +487,7 @@ class MochiLoss(nn.Module):
             embeddings = _first_negatives(embeddings, num_mixed)
         unchecked = not wants_check(call.check, real) and not in_one_piece(real)
         if unchecked and not bool(real.sum().isfinite()):
-            real = real.nan_to_num()  # ranking refuses NaN; the loss shall be NaN
+            real = real.nan_to_num()  # ranking would refuse NaN, but the loss is NaN
         progress = call.progress
         if isinstance(progress, Tensor):
             progress = progress.reshape(())
@@ -711,9 +711,9 @@ def _widened(
 
 
 def _is_shorter(queue: MemoryQueue, own: Tensor | None) -> bool:
-    """Return whether a queue is not full, and simply a shorter one for this call.
+    """Return whether a queue is not full, and can be treated as a shorter one in this call.
 
-    In `torch.compile` every fill shall be one graph.
+    In `torch.compile` it cannot, so that one graph serves every fill.
     """
     if torch.compiler.is_compiling() or own is not None:
         return False
