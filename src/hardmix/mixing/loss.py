@@ -100,7 +100,7 @@ class CallOptions(TypedDict, total=False):
     """An id of each query: of its image, item, user or document, or -1. Negatives with the same id
     are left out: they are not negatives of the query, and not positives either."""
     negative_labels: Int[Tensor, " K"] | None
-    """Classes of the shared negatives, if these are no `MemoryQueue`, which knows its own."""
+    """Classes of the shared negatives, unless these are a `MemoryQueue`, which knows its own."""
     negative_ids: Int[Tensor, " K"] | None
     """The same for ids."""
     positives: Bool[Tensor, "batch columns"] | None
@@ -286,7 +286,7 @@ class MochiLoss(nn.Module):
             query: q.
             key: k, the positive of the query in the same row. None, or `query` itself, if the
                 samples are contrasted with each other; `labels` then say which are positives.
-            exclude: pairs of samples that are no negatives of each other.
+            exclude: pairs of samples that are not negatives of each other.
             reduction: "none" for the loss of each query, "sum" for their sum.
             gathered: the keys of all processes, `hardmix.gather(key, with_gradient=True)`; those of
                 this process begin at row `first_row`, which is its rank times the batch size.
