@@ -1,10 +1,5 @@
 """The loss for sentence-transformers' trainer, against its own losses."""
 
-import os
-
-# Read by Hugging Face's libraries when they are imported: nothing may be looked for on the hub.
-os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
-
 from importlib import import_module
 
 import pytest
