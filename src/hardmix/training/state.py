@@ -527,10 +527,10 @@ def meet_fault(training: Training, broken: PendingStep, fault: str) -> None:
     config, batch = training.config, broken.batch
     training.snapshot.restore(broken.step)
     training.optimizer.zero_grad()
-    kept = [number for number, loss in enumerate(training.losses) if loss is not broken.loss]
+    steps = [number for number, loss in enumerate(training.losses) if loss is not broken.loss]
     if len(training.averaged) == len(training.losses):
-        training.averaged = [training.averaged[number] for number in kept]
-    training.losses = [training.losses[number] for number in kept]
+        training.averaged = [training.averaged[number] for number in steps]
+    training.losses = [training.losses[number] for number in steps]
     training.outcomes = []
     training.skipped += 1
     numbers = gather(batch.ids).tolist()
