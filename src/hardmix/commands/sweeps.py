@@ -125,9 +125,9 @@ class CheckData:
     any_counts: Annotated[bool, Help(help="Accept other numbers of images and classes.")] = False
 
 
-def check_data(arguments: list[str]) -> None:
+def check_data(line: CommandLine) -> None:
     """Check that a data set of the paper is complete."""
-    options = parse(CheckData, "check-data", arguments)
+    options = parse(CheckData, "check-data", line)
     from hardmix.sweep.data_roots import check_data as check
 
     check(options.name, options.data.root, any_counts=options.any_counts)

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from hardmix.methods.base import StepOutcome
 from hardmix.mixing.diagnostics import (
+    edges,
     false_negatives_top,
     false_parents,
     harder_points,
     matching_probability,
     negative_mass,
-    proxy_accuracy,
+    proxy_of_edges,
     similarity_histogram,
 )
 from hardmix.mixing.infonce import Contrast
@@ -42,12 +43,16 @@ class ContrastOutcome(StepOutcome):
     own: Bool[Tensor, "batch K"] | None = None
     """Columns that are not negatives but the query's own image, if there are any."""
 
-    AVERAGED = ("proxy_accuracy", "proxy_accuracy_mixed")
-
     @torch.no_grad()
-    def averaged(self) -> Tensor:
-        """Return Fig. 2b for this part: the share of its queries that find their key."""
-        return torch.stack(proxy_accuracy(self.measured, self.exclude))
+    def kept(self) -> Tensor:
+        """Return the similarity of each query's key, hardest negative and hardest point."""
+        return edges(self.measured, self.exclude)
+
+    @classmethod
+    def summary(cls, kept: Tensor) -> dict[str, Tensor]:
+        """Return Fig. 2b: the share of all queries that find their key."""
+        accuracy = proxy_of_edges(kept)
+        return {"proxy_accuracy": accuracy.real, "proxy_accuracy_mixed": accuracy.mixed}
 
     @torch.no_grad()
     def ranks(self) -> Tensor:
@@ -64,7 +69,7 @@ class ContrastOutcome(StepOutcome):
 
 @torch.no_grad()
 def describe_contrast(outcomes: Sequence[StepOutcome], config: PretrainConfig) -> dict[str, float]:
-    """Return Fig. 2's measures for the last part of a step, by name."""
+    """Return Fig. 2's measures for the last part of a step; the proxy task is of all steps."""
     parts = cast("Sequence[ContrastOutcome]", outcomes)
     last = parts[-1]
     outcome, plan = last.measured, last.plan
@@ -72,10 +77,7 @@ def describe_contrast(outcomes: Sequence[StepOutcome], config: PretrainConfig) -
     false = equal_and_known(last.labels, last.queue_labels)
     false = false if last.own is None else false & ~last.own
     mass = negative_mass(last.contrast)
-    accuracy = proxy_accuracy(outcome, last.exclude)
     described = {
-        "proxy_accuracy": accuracy.real,
-        "proxy_accuracy_mixed": accuracy.mixed,
         "positive_similarity": outcome.positive.mean(),
         "hardest_similarity": outcome.real.amax(dim=1).mean(),
         "spread": keys.std(dim=0).mean() * math.sqrt(config.model.dim),

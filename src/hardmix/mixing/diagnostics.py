@@ -81,24 +81,40 @@ def proxy_accuracy(
     outcome: Contrast, exclude: Bool[Tensor, "batch K"] | None = None
 ) -> ProxyAccuracy:
     """Return Fig. 2b: accuracy on the proxy task, without and with the synthetic points."""
-    real = outcome.positive > _shown(outcome.real, exclude).amax(dim=1)
-    if outcome.synthetic.shape[1] == 0:
-        return ProxyAccuracy(_share(real), _share(real))
-    return ProxyAccuracy(
-        _share(real), _share(real & (outcome.positive > outcome.synthetic.amax(dim=1)))
-    )
+    return proxy_of_edges(edges(outcome, exclude))
+
+
+def edges(
+    outcome: Contrast, exclude: Bool[Tensor, "batch K"] | None = None
+) -> Float[Tensor, "3 batch"]:
+    """Return each query's similarity to its key, its hardest negative and its hardest point.
+
+    Without points, the last is that of the hardest negative.
+    """
+    hardest = _shown(outcome.real, exclude).amax(dim=1)
+    points = outcome.synthetic.amax(dim=1) if outcome.synthetic.shape[1] else hardest
+    return torch.stack([outcome.positive, hardest, points])
+
+
+def proxy_of_edges(edges: Float[Tensor, "3 queries"]) -> ProxyAccuracy:
+    """Return Fig. 2b for queries of any number of steps."""
+    key, hardest, point = edges
+    real = key > hardest
+    return ProxyAccuracy(_share(real), _share(real & (key > point)))
 
 
 def harder_points(
     outcome: Contrast, plan: MixPlan, exclude: Bool[Tensor, "batch K"] | None = None
 ) -> HarderPoints:
     """Return Sec. 4.3's comparison of the hardest points with the hardest real negative."""
-    hardest = _shown(outcome.real, exclude).amax(dim=1, keepdim=True)
-    pair, above = plan.partner >= 0, outcome.synthetic > hardest
+    hardest, pair = _shown(outcome.real, exclude).amax(dim=1), plan.partner >= 0
     shares = []
-    for kind in (pair, ~pair):
-        made = (kind & (plan.base != NO_POINT)).any(dim=1)
-        shares.append(_share((above & kind).any(dim=1), made))
+    for similarity in (
+        torch.where(pair, outcome.synthetic, -torch.inf),
+        torch.where(pair, -torch.inf, outcome.synthetic),
+    ):
+        point = similarity.amax(dim=1)  # -inf where no point could be made
+        shares.append((point > hardest).sum() / (point > -torch.inf).sum())
     return HarderPoints(*shares)
 
 

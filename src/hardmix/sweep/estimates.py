@@ -187,7 +187,7 @@ def show_plan(plan: Plan) -> None:
     rows = [_describe(row, plan, jobs, speed) for row in plan.rows]
     scale = "" if options.is_own else f" at the scale {options.scale}"
     title = f"{options.grid_name}{scale}, {len(jobs)} runs"
-    columns = ["row", "(N, s, s')", "K", "epochs", "runs", "training + evaluation", "paper"]
+    columns = ["row", "(N, s, s')", "K", "epochs", "runs", "time", "paper"]
     numbered = any(row[-1] for row in rows)
     shown = rows if numbered else [row[:-1] for row in rows]
     table(title, columns if numbered else columns[:-1], shown)
@@ -202,7 +202,7 @@ def show_plan(plan: Plan) -> None:
     many = f"{gpus} {kind}{('es' if kind == 'process' else 's') * (gpus != 1)}"
     say(
         f"Estimated time: {training} of training and {evaluations} of evaluations, run after run on"
-        f" {many} ({speed.source})."
+        f" {many} ({speed.source}). In the table, times are of training + evaluations."
     )
 
 

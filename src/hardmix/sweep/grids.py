@@ -113,7 +113,7 @@ def supervised_on_imagenet1k(source: str, evaluation: Evaluation) -> Row:
         evaluations=(evaluation,),
         label="Supervised",
         read="supervised",
-        note="read from `hardmix detect RUN --from supervised --weights FILE` of any run in DIR",
+        note="read from the results of detect --from supervised, of any run in DIR",
     )
 
 

@@ -251,21 +251,21 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
 
 def describe_steps(training: Training, epoch: int) -> dict[str, Any]:
     """Return a line of metrics.jsonl on the steps since the last one: means over all ranks."""
-    loss = Late(torch.stack(training.losses).mean())
-    # After a resume from an older version's checkpoint there may be none of the earlier steps.
-    averages = Late(torch.stack(training.averaged).mean(dim=0)) if training.averaged else None
-    training.losses, training.averaged = [], []
+    numbers = {"loss": torch.stack(training.losses).mean()}
+    if training.outcomes and training.kept:
+        numbers |= training.outcomes[-1].summary(torch.cat(training.kept, dim=1))
+    means = Late(torch.stack(list(numbers.values())))
+    training.losses, training.kept = [], []
     # This is the only wait for the device; the loss is on the host by then.
     measured = training.method.describe(training.outcomes) if training.outcomes else {}
-    if averages is not None and training.outcomes:
-        names = type(training.outcomes[-1]).AVERAGED
-        measured |= dict(zip(names, averages.read().tolist(), strict=True))
+    averages = dict(zip(numbers, means.read().tolist(), strict=True))
+    loss = averages.pop("loss")
     return {
         "step": training.step,
         "epoch": epoch,
-        **mean_over_ranks({"loss": float(loss.read())}),
+        **mean_over_ranks({"loss": loss}),
         "lr": training.optimizer.param_groups[0]["lr"],
-        **mean_over_ranks(measured),
+        **mean_over_ranks(averages | measured),
     }
 
 

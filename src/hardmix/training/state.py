@@ -191,8 +191,8 @@ class Training:
     """Steps done in the current epoch."""
     losses: list[Tensor] = field(default_factory=list)
     """This rank's losses since the last line of metrics.jsonl."""
-    averaged: list[Tensor] = field(default_factory=list)
-    """This rank's numbers of the same steps, which that line averages."""
+    kept: list[Tensor] = field(default_factory=list)
+    """What this rank keeps of the same steps: (numbers, queries) each."""
     ranks: Tensor | None = None
     """This rank's sum of Fig. 2a over sampled steps of the epoch, and their number."""
     outcomes: list[StepOutcome] = field(default_factory=list)
@@ -249,7 +249,7 @@ def save_checkpoint(training: Training) -> None:
     settle(training)
     since_last_line = {
         "losses": torch.stack(training.losses) if training.losses else None,
-        "averaged": torch.stack(training.averaged) if training.averaged else None,
+        "kept": torch.stack(training.kept) if training.kept else None,
         "ranks": training.ranks,
     }
     gathered = {
@@ -458,17 +458,25 @@ def _load_optimizer(training: Training, tensors: dict[str, Tensor]) -> None:
 def _load_numbers(training: Training, tensors: dict[str, Tensor]) -> None:
     """Restore what the next lines of the logs are made of."""
     training.losses = list(_own_numbers(training, tensors, "losses").unbind())
-    training.averaged = list(_own_numbers(training, tensors, "averaged").unbind())
+    training.kept = list(_own_numbers(training, tensors, "kept").unbind())
     ranks = _own_numbers(training, tensors, "ranks")
     training.ranks = ranks if ranks.numel() else None
 
 
 def _own_numbers(training: Training, tensors: dict[str, Tensor], name: str) -> Tensor:
-    """Return each rank's own numbers, or their mean if the number of ranks has changed."""
+    """Return each rank's own numbers; if the number of ranks has changed, those of all.
+
+    Losses and ranks are then averaged, and queries stand side by side.
+    """
     saved = tensors.get(name, torch.zeros(0, 0)).double()
     shape = broadcast_object(list(saved.shape))
     saved = broadcast(saved.clone() if is_main() else torch.zeros(shape, dtype=torch.float64))
-    mine = saved[rank()] if len(saved) == world_size() else saved.sum(dim=0) / max(1, len(saved))
+    if len(saved) == world_size():
+        mine = saved[rank()]
+    elif saved.ndim == 4:
+        mine = saved.permute(1, 2, 0, 3).flatten(2)
+    else:
+        mine = saved.sum(dim=0) / max(1, len(saved))
     return mine.float().to(training.compute.device)
 
 
@@ -528,8 +536,8 @@ def meet_fault(training: Training, broken: PendingStep, fault: str) -> None:
     training.snapshot.restore(broken.step)
     training.optimizer.zero_grad()
     steps = [number for number, loss in enumerate(training.losses) if loss is not broken.loss]
-    if len(training.averaged) == len(training.losses):
-        training.averaged = [training.averaged[number] for number in steps]
+    if len(training.kept) == len(training.losses):
+        training.kept = [training.kept[number] for number in steps]
     training.losses = [training.losses[number] for number in steps]
     training.outcomes = []
     training.skipped += 1

@@ -51,16 +51,17 @@ def take_step(training: Training, batch: Batch, epoch: int) -> Tensor | None:
     if not training.late and not settle(training):
         return None
     apply(training, batch, outcomes, broken)
-    note_averages(training, outcomes)
+    note_numbers(training, outcomes)
     note_ranks(training, outcomes, epoch)
     training.outcomes = outcomes if described else []
     return loss
 
 
 @torch.no_grad()
-def note_averages(training: Training, outcomes: list[StepOutcome]) -> None:
-    """Keep what metrics.jsonl averages over all steps, on the device."""
-    training.averaged.append(torch.stack([part.averaged() for part in outcomes]).mean(dim=0))
+def note_numbers(training: Training, outcomes: list[StepOutcome]) -> None:
+    """Keep what the next line of metrics.jsonl needs of every step, on the device."""
+    parts = [part.kept() for part in outcomes]
+    training.kept.append(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
 
 
 @torch.no_grad()
