@@ -108,14 +108,11 @@ def harder_points(
 ) -> HarderPoints:
     """Return Sec. 4.3's comparison of the hardest points with the hardest real negative."""
     hardest, pair = _shown(outcome.real, exclude).amax(dim=1), plan.partner >= 0
-    shares = []
-    for similarity in (
-        torch.where(pair, outcome.synthetic, -torch.inf),
-        torch.where(pair, -torch.inf, outcome.synthetic),
-    ):
-        point = similarity.amax(dim=1)  # -inf where no point could be made
-        shares.append((point > hardest).sum() / (point > -torch.inf).sum())
-    return HarderPoints(*shares)
+    kinds = torch.stack([pair, ~pair])
+    # The hardest point of each kind: -inf where none could be made.
+    point = torch.where(kinds, outcome.synthetic, -torch.inf).amax(dim=2)
+    shares = (point > hardest).sum(dim=1) / (point > -torch.inf).sum(dim=1)
+    return HarderPoints(*shares.unbind())
 
 
 def synthetic_mass(outcome: Contrast) -> Float[Tensor, ""]:
