@@ -36,7 +36,7 @@ def listening() -> Iterator[StopRequest]:
         request.name = signal.Signals(number).name
         if number == signal.SIGINT:
             # The default ends a process even if it waits in C code.
-            signal.signal(number, before[number] if in_notebook() else signal.SIG_DFL)
+            signal.signal(number, before[signal.SIGINT] if in_notebook() else signal.SIG_DFL)
 
     before = {number: signal.signal(number, note) for number in STOPPING}
     try:
