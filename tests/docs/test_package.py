@@ -107,7 +107,7 @@ def test_links_lead_to_files_that_exist_and_name_no_line(document):
     for target in re.findall(r"\]\(([^)#][^)]*)\)", document.read_text()):
         if "://" in target:
             continue
-        path, _, place = target.partition("#")  # headings are looked up in test_api_page.py
+        path, _, place = target.partition("#")  # headings are looked up in test_site.py
         assert (document.parent / path).exists(), target
         assert not re.fullmatch(r"L\d+", place), target  # lines move with every change
 

@@ -210,6 +210,20 @@ def test_search_works_from_a_folder_and_asks_no_other_host(site, browser):
     assert browser.complaints() == []
 
 
+BROKEN = "[...document.images].filter(each => !each.naturalWidth).map(each => each.src).join(' ')"
+
+
+def test_every_page_fits_a_telephone_and_is_whole(site, browser):
+    for page in sorted(site.rglob("*.html")):
+        if page.name == "404.html":  # of a server, whose root is the site
+            continue
+        browser.show(page, width=390)
+        assert browser.run("document.documentElement.scrollWidth") <= 390, page
+        assert browser.complaints() == [], page
+        assert [each for each in browser.requests() if not each.startswith("file:")] == []
+        assert browser.run(BROKEN) == "", page
+
+
 @pytest.mark.parametrize("width", [390, 1400])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_fit_a_telephone_and_follow_the_colour_scheme(site, browser, width, scheme):
