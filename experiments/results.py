@@ -4,8 +4,8 @@
 
 For each file in grids/ it writes tables into tables/ and figures into tables/figures, as `hardmix
 sweep GRID --collect --pairs` does; nothing is trained. Then it draws the figures of
-docs/results.md, which combine grids, and writes the tables of that page and of the README. With
---check it only reports tables that differ from the records.
+docs/results.md, which combine grids, and writes the tables of that page, of the README and, from
+loops.jsonl, of docs/library.md. With --check it only reports tables that differ from the records.
 """
 
 import os
@@ -13,6 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from loops_table import loops_table
 from page import OWN_VIEWS, WEAK_VIEWS, Evidence, Row, filled, runs_of
 
 from hardmix.analysis.paired_gains import GainLine, GainPoint, forests_beside, gain_over
@@ -28,7 +29,7 @@ FOLDER = Path(os.path.relpath(Path(__file__).parent))
 TABLES, DOCS = FOLDER / "tables", FOLDER.parent / "docs"
 PENDING = ("long", "warm-up")
 """Grids whose runs are not complete, and whose results are not read (experiments/plan.md)."""
-PAGES = (DOCS / "results.md", FOLDER.parent / "README.md")
+PAGES = (DOCS / "results.md", DOCS / "library.md", FOLDER.parent / "README.md")
 
 EVERYWHERE = (
     ("question-2-views/colour-0.08-mochi", "crops from 0.08, colours"),
@@ -69,7 +70,7 @@ def main() -> None:
     """Write the tables and figures of each grid, then those that combine grids."""
     grids = complete_grids()
     evidence = read_all(grids)
-    pages = {page: filled(page.read_text(), evidence) for page in PAGES}
+    pages = {page: filled(page.read_text(), evidence, {"loops": loops_table()}) for page in PAGES}
     if "--check" in sys.argv:
         stale = [page.name for page, text in pages.items() if text != page.read_text()]
         if stale:
