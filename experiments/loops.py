@@ -6,7 +6,7 @@ Each loop is trained with its example's settings and one change, with the same s
 replacement of the loss's options. The text loop, which finds every paraphrase after 25 steps, is
 stopped after 10, and trained for 160 to see what a queue does. Every result is one line of
 loops.jsonl; runs that are there are not made again. `python experiments/results.py` writes the
-table of docs/library.md.
+table of docs/family.md.
 """
 
 import argparse

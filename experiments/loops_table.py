@@ -1,4 +1,4 @@
-"""The table of docs/library.md: what each part of the loss changed in five loops.
+"""The table of docs/family.md: what each part of the loss changed in five loops.
 
 A cell is the mean difference by seed with its 95 % interval, in percentage points of what the loop
 finds, bold if the interval excludes 0. The runs are those of loops.py.

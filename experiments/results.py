@@ -29,7 +29,7 @@ FOLDER = Path(os.path.relpath(Path(__file__).parent))
 TABLES, DOCS = FOLDER / "tables", FOLDER.parent / "docs"
 PENDING = ("long", "warm-up")
 """Grids whose runs are not complete, and whose results are not read (experiments/plan.md)."""
-PAGES = (DOCS / "results.md", DOCS / "library.md", FOLDER.parent / "README.md")
+PAGES = (DOCS / "results.md", DOCS / "family.md", FOLDER.parent / "README.md")
 
 EVERYWHERE = (
     ("question-2-views/colour-0.08-mochi", "crops from 0.08, colours"),
