@@ -15,7 +15,6 @@ from PIL import Image
 import hardmix
 from doc_commands import DOCS, DOCUMENTS, commands, ways_to_type
 from hardmix.commands import main as cli
-from hardmix.commands.argv import scan
 from hardmix.errors import InputError
 from hardmix.runs.folder import Run
 from hardmix.runtime.own_code import is_own
@@ -34,10 +33,19 @@ def test_the_blocks_of_the_library_page_run_one_after_the_other():
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "docs/library.md", "exec"), names)
-    assert len(blocks) == 12
+    assert len(blocks) == 11
     assert names["query"].grad.isfinite().all()
     assert 0 <= float(names["accuracy"].mixed) <= float(names["accuracy"].real) <= 1
     assert float(names["value"].detach()) > 0
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_the_block_of_the_page_on_other_libraries_runs():
+    page = (DOCS / "other-libraries.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, object] = {}
+    exec(compile(block, "docs/other-libraries.md", "exec"), names)
+    assert names["value"].isfinite()
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -143,7 +151,7 @@ def why_refused(name: str, *arguments: str) -> str | None:
     if name not in cli.COMMANDS:
         return "there is no such command"
     try:
-        cli.COMMANDS[name](scan(arguments).words)
+        cli.COMMANDS[name](cli.scan_after(name, arguments))
     except ParsedError:
         return None
     except InputError as error:

@@ -14,7 +14,7 @@ from hardmix.runtime.random_numbers import seed_of
 
 RED, BLUE, PALE_BLUE = "#d62728", COLOURS[0], COLOURS[5]
 
-_LOOK: dict[str, dict[str, Any]] = {
+LOOK: dict[str, dict[str, Any]] = {
     "memory": {"color": "#b0b0b0", "marker": ".", "s": 14},
     "hardest negatives": {"color": "#707070", "marker": "o", "s": 22},
     "pair points": {"color": BLUE, "marker": "^", "s": 26},
@@ -103,7 +103,7 @@ def fig1(groups: Sequence[ToyPoints], settings: dict[str, Any]) -> Picture:
                 group.y,
                 label=f"{group.kind} ({len(group.x)})" if len(group.x) > 1 else group.kind,
                 linewidths=0,
-                **_LOOK[group.kind],
+                **LOOK[group.kind],
             )
             for group in groups
         ]

@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -146,9 +146,14 @@ def _dispatch(arguments: list[str]) -> None:
         known = ", ".join(nearest_first(name, COMMANDS))
         raise InputError(f"there is no command {name!r}: choose one of {known}.")
     launch = processes.ask()
-    line = argv.scan(arguments[1:], **FLAGS.get(name, {}))
+    line = scan_after(name, arguments[1:])
     with allowing(*argv.named_code(line), name):
         _run(name, line, launch)
+
+
+def scan_after(name: str, words: Sequence[str]) -> CommandLine:
+    """Return the words after a command's name, scanned for this command."""
+    return argv.scan(words, **FLAGS.get(name, {}))
 
 
 def _run(name: str, line: CommandLine, launch: Launch | None) -> None:
