@@ -192,7 +192,7 @@ class Training:
     losses: list[Tensor] = field(default_factory=list)
     """This rank's losses since the last line of metrics.jsonl."""
     kept: list[Tensor] = field(default_factory=list)
-    """What this rank keeps of the same steps: (numbers, queries) each."""
+    """Similarities of the same steps on this rank, (numbers, queries) each: the proxy task."""
     ranks: Tensor | None = None
     """This rank's sum of Fig. 2a over sampled steps of the epoch, and their number."""
     outcomes: list[StepOutcome] = field(default_factory=list)
