@@ -223,7 +223,7 @@ def pause(training: Training) -> None:
             raise OutputError(f"stopped by {reason}, but {lost}")
         raise UnfinishedError(
             f"stopped by {reason} after step {training.step}:"
-            f" {messages.resume_command(training.run)} continues from there."
+            f" {messages.how_to_resume(training.run)} continues from there."
         )
 
 
