@@ -5,15 +5,12 @@ them. Settings and commands are read from the dataclasses that the command line 
 no second list of options.
 """
 
-import ast
 import importlib
 import inspect
 import re
 import sys
-import textwrap
 from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
-from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from types import UnionType
@@ -26,6 +23,7 @@ import hardmix
 from hardmix.commands import main as cli
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.evaluations import EVALUATIONS, DetectionConfig, LinearConfig
+from hardmix.settings.facts import docs_of
 from hardmix.settings.methods import METHOD_FACTS
 
 OF_A_RUN: dict[str, Any] = {
@@ -57,24 +55,6 @@ def table(titles: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
-def notes(body: list[ast.stmt]) -> dict[str, str]:
-    """Return the docstring under each assignment, by the name assigned."""
-    return {
-        name: inspect.cleandoc(after.value.value)
-        for statement, after in pairwise(body)
-        if (name := assigned(statement))
-        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-    }
-
-
-def assigned(statement: ast.stmt) -> str | None:
-    """Return the name that a statement gives a value or a type, if it does."""
-    target = statement.target if isinstance(statement, ast.AnnAssign) else None
-    if isinstance(statement, ast.Assign):
-        target = statement.targets[0]
-    return target.id if isinstance(target, ast.Name) else None
-
-
 def settings_table(kind: Any, prefix: str) -> str:
     """Return the settings of a dataclass."""
     return table(["setting", "values", "default", "meaning"], settings(kind, prefix))
@@ -104,10 +84,9 @@ def settings(kind: Any, prefix: str, defaults: object = MISSING) -> list[list[st
 def meanings(kind: Any) -> dict[str, str]:
     """Return the docstrings under a class's fields; none for a class made by a command."""
     try:
-        source = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+        return docs_of(kind)
     except OSError:
         return {}
-    return notes(source.body) if isinstance(source, ast.ClassDef) else {}
 
 
 def is_group(hint: Any) -> bool:
