@@ -12,7 +12,7 @@ from hardmix.data.own_views import Pipeline
 from hardmix.errors import InputError
 from hardmix.evaluation.knn import open_knn_images
 from hardmix.methods.base import Materials, Method, OwnMixing, build_method, method_class
-from hardmix.models.batch_norm import freeze_statistics
+from hardmix.models.batch_norm import count_on_host, freeze_statistics
 from hardmix.models.encoders import UNSPLIT_WARNING
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import warn
@@ -43,6 +43,7 @@ class Own:
 def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Training:
     """Check and build everything a run needs, without writing anything."""
     compute = choose_compute(config.train.device, config.train.precision)
+    check_graphs(config, compute.device)
     check_queue_fits(config, memory_of(compute.device))
     logs = open_logs(config, own.on_log)
     if own.images is not None:
@@ -102,7 +103,9 @@ def _method_of(config: PretrainConfig, run: Run, materials: Materials) -> Method
             if isinstance(trunk := getattr(part, "trunk", None), nn.Module):
                 freeze_statistics(trunk)
     if config.train.compile != "no":
-        method.compile_parts(also_loss=config.train.compile == "all")
+        method.compile_parts(config.train.compile)
+    elif materials.compute.device.type != "cpu":
+        count_on_host(method)
     return method
 
 
@@ -123,6 +126,15 @@ def check_own(images: ImageSet, config: DataConfig) -> None:
         raise InputError(
             f"{images.name} has the label {int(labels.max())} but {len(classes)} classes: name"
             " every class, counting labels from 0."
+        )
+
+
+def check_graphs(config: PretrainConfig, device: torch.device) -> None:
+    """Raise InputError if CUDA graphs are asked for without CUDA."""
+    if config.train.compile == "graphs" and device.type != "cuda":
+        raise InputError(
+            f"train.compile=graphs records CUDA graphs, which train.device={device} does not have:"
+            " choose all, encoders or no."
         )
 
 
