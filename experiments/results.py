@@ -85,15 +85,16 @@ def main() -> None:
 def complete_grids() -> list[SweepOptions]:
     """Return the grids whose runs are complete; those of `PENDING` are not read."""
     files = sorted((FOLDER / "grids").glob("*.toml"))
-    return [_options(file) for file in files if file.stem not in PENDING]
+    return [options_of(file, FOLDER / "records") for file in files if file.stem not in PENDING]
 
 
-def _options(file: Path) -> SweepOptions:
+def options_of(file: Path, records: Path) -> SweepOptions:
+    """Return what reads a grid's rows from a folder of records."""
     grid = read_grid(str(file))
     return SweepOptions(
         grid=str(file),
         out=TABLES,
-        records=FOLDER / "records",
+        records=records,
         seeds=grid.seeds,
         first_seed=grid.first_seed,
     )

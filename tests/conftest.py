@@ -2,6 +2,9 @@
 
 import os
 
+# Read by Hugging Face's libraries when any test imports them: nothing is looked for on the hub.
+os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
+
 import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings

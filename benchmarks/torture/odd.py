@@ -11,10 +11,15 @@ import io
 import itertools
 import json
 import os
+import re
 import shutil
+import signal
 import tarfile
+import threading
 import time
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 from benchmarks.torture.commands import coloured, make_folder
 from hardmix.commands import main as cli
@@ -123,6 +128,7 @@ COMMANDS = {
     "analyze": ["analyze", "{run}"],
     "explore": ["explore", "{run}", "--out", "{out}/explore.html"],
     "import": ["import", "{run}/encoder.safetensors", "--out", "{out}/imported"],
+    "watch": ["watch", "{run}", "--port", "0"],
 }
 
 
@@ -209,7 +215,22 @@ def command(folder, words):
     """Start the command from the folder above the run."""
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     os.chdir(folder)
+    if words[0] == "watch":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
+        threading.Thread(target=ask_for_page, args=[folder / "command.log-0"], daemon=True).start()
     cli.main(words)
+
+
+def ask_for_page(log):
+    """Ask for the page at the printed address, as a browser does; then stop watching."""
+    while not (address := re.search(r"http://\S+/", log.read_text(errors="replace"))):
+        time.sleep(0.05)
+    try:
+        with urlopen(address[0], timeout=MOST_SECONDS) as answer:
+            print(f"The page has {len(answer.read())} bytes.", flush=True)
+    except HTTPError as error:
+        print(f"{error.code}: {error.read().decode()}", flush=True)
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 
 def memory_of(process):

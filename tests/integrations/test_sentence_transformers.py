@@ -1,10 +1,5 @@
 """The loss for sentence-transformers' trainer, against its own losses."""
 
-import os
-
-# Read by Hugging Face's libraries when they are imported: nothing may be looked for on the hub.
-os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
-
 from importlib import import_module
 
 import pytest
@@ -94,7 +89,8 @@ def test_the_cached_variant_is_the_uncached_and_the_librarys(losses, model, mixi
     results = []
     for mini_batch_size in (None, size):
         torch.manual_seed(3)  # of the points
-        loss = MixedNegativesLoss(model, mini_batch_size=mini_batch_size, queue_size=6, **mixing)
+        queue = {"queue_size": 6, "queue_after": 0}
+        loss = MixedNegativesLoss(model, mini_batch_size=mini_batch_size, **queue, **mixing)
         loss.memory.enqueue(torch.randn(4, 64))
         torch.manual_seed(4)
         results.append(value_and_gradients(loss, model, 3))
@@ -132,7 +128,7 @@ def test_chunks_repeat_their_dropout_and_a_scaled_loss_scales_its_gradients(mode
 @pytest.mark.parametrize("columns", [2, 4])
 def test_with_mixing_it_is_mochi_loss_over_batch_given_negatives_and_queue(model, columns):
     counts = {"num_hardest": 6, "num_pairs": 9, "num_with_query": 4}
-    loss = MixedNegativesLoss(model, 5.0, queue_size=8, **counts)
+    loss = MixedNegativesLoss(model, 5.0, queue_size=8, queue_after=0, **counts)
     loss.memory.enqueue(torch.randn(3, 64))
     vectors = [model(dict(each))["sentence_embedding"].detach() for each in tokens(model, columns)]
     query, key, *given = vectors
@@ -168,7 +164,7 @@ def test_only_training_writes_the_queue(model):
 
 def test_a_pair_alone_has_no_loss_and_the_queue_gives_it_one(model):
     alone = [model.preprocess(texts[:1]) for texts in TEXTS[:2]]
-    loss = MixedNegativesLoss(model, queue_size=8, num_pairs=4)
+    loss = MixedNegativesLoss(model, queue_size=8, queue_after=0, num_pairs=4)
     assert loss([dict(each) for each in alone]) == 0
     loss.memory.enqueue(torch.randn(1, 64))
     assert loss([dict(each) for each in alone]) > 0
@@ -207,7 +203,7 @@ def one_process_and_two(number):
     """Texts of both are negatives; the model in DistributedDataParallel, also in chunks."""
     for mini_batch_size in (None, 3):
         one, shared = Embedding(), wrap(Embedding(), torch.device("cpu"))
-        options = {"mini_batch_size": mini_batch_size, "queue_size": 20, **PLAIN}
+        options = {"mini_batch_size": mini_batch_size, "queue_size": 20, "queue_after": 0}
         whole = MixedNegativesLoss(one, **options).eval()
         ours = MixedNegativesLoss(Embedding(), gather_across_devices=True, **options)
         ours.model = shared  # as the trainer does it

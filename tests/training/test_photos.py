@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 import torch
 from PIL import Image
 
+import hardmix.data.sources as sources
 import hardmix.training.fitting as fitting
 import hardmix.training.pretrain as loop
 import ranks
@@ -14,7 +16,7 @@ from hardmix.commands import main as cli
 from hardmix.runs.folder import Run
 from hardmix.settings.recipes import photos
 from hardmix.settings.saved import settings, with_settings
-from hardmix.training.fitting import look, look_at, told_by_colour
+from hardmix.training.fitting import look, look_at, open_folder_images, told_by_colour
 from hardmix.training.setup import Own
 
 pytestmark = pytest.mark.slow
@@ -57,7 +59,7 @@ def test_a_look_finds_number_sizes_and_colours(folder):
     for number in range(3):
         Image.new("RGB", (900, 700 + number)).save(folder / f"large{number}.jpg")
     config = with_settings(photos(), {"data.root": str(folder)})
-    facts = look(config, Own())
+    facts = look(config, open_folder_images(config, Own()), Own())
     assert (facts.images, facts.short_side, facts.labelled, facts.tests) == (63, 40, False, 0)
     assert facts.colour > 0.6
     sides, pictures = look_at(fitting.open_images(config.data, "train", 0))
@@ -65,15 +67,27 @@ def test_a_look_finds_number_sizes_and_colours(folder):
     assert max(max(each.shape) for each in pictures) < 200
 
 
-def test_a_folder_becomes_an_encoder_with_reasons_and_a_verdict(folder, tmp_path, capfd):
+def test_a_folder_becomes_an_encoder_with_reasons_and_a_verdict(
+    folder, tmp_path, capfd, monkeypatch
+):
+    listed = []
+    source = sources.SOURCES["folder"]
+
+    def count(config, split, seed):
+        listed.append(split)
+        return source.open(config, split, seed)
+
+    monkeypatch.setitem(sources.SOURCES, "folder", source._replace(open=count))
     out = tmp_path / "run"
     words = ("--minutes", 0.05, "--data.workers", 0, "--train.queue-size", 5)
     assert run_command("pretrain", "photos", "--data.root", folder, "--out", out, *words) == 0
     said = capfd.readouterr().out
+    in_a_line = re.sub(r"[│\s]+", " ", said)  # a narrow table breaks its lines
     for words in ("Chosen for 60 images and 0.05 minutes", "recognised by their colours", "yours"):
-        assert words in said
+        assert words in in_a_line
     for command in ("report", "explore", "neighbours"):
         assert f"\n  hardmix {command} {out}" in said
+    assert listed == ["train"]  # once, to look, to measure and to train
     saved = Run(out).config()
     assert saved.choose == ()
     assert (saved.train.queue_size, saved.train.batch_size) == (5, 8)

@@ -24,15 +24,18 @@ from hardmix.evaluation.probe import probe_accuracy
 from hardmix.report.page import write_report
 from hardmix.runs.folder import Run, versions
 from hardmix.runs.reading import read_run
+from hardmix.runs.summary import ENCODERS
 from hardmix.runtime.console import say, table
 from hardmix.runtime.files import write_atomically
 from hardmix.settings.config import DataConfig, PretrainConfig
-from hardmix.settings.evaluations import KnnOptions
+from hardmix.settings.evaluations import Baseline, KnnOptions
 from hardmix.settings.methods import MethodName
 from hardmix.settings.recipes import RECIPES
 from hardmix.training.pretrain import pretrain
 
 COMPARED: tuple[MethodName, ...] = ("moco-v2", "mochi")
+
+UNTRAINED: tuple[Baseline, ...] = ("pixels", "untrained")
 
 VOTE = KnnOptions(k=200)
 
@@ -54,8 +57,7 @@ def show(out: Path | None, data: DataConfig, *, epochs: int | None = None, seed:
     subjects = {method: open_evaluated_run(run.path) for method, run in runs.items()}
     subject = subjects["mochi"]
     trunks: dict[str, nn.Module] = {
-        "raw pixels": subject.baseline("pixels"),
-        "untrained encoder": subject.baseline("untrained"),
+        **{ENCODERS[name]: subject.baseline(name) for name in UNTRAINED},
         **{method: each.encoder for method, each in subjects.items()},
     }
     found = {name: score(trunk, subject) for name, trunk in trunks.items()}
@@ -97,14 +99,13 @@ def write_results(
     run: Run, own: dict[str, Accuracy], found: dict[str, dict[str, Accuracy]], subject: EvaluatedRun
 ) -> None:
     """Write the results that `hardmix knn` and `hardmix linear` would write to the run."""
-    floor = {"pixels": "raw pixels", "untrained": "untrained encoder"}
     where = {"train": len(subject.train), "test": len(subject.test), "data": subject.train.name}
     how: dict[str, dict[str, Any]] = {
         "knn": {"k": VOTE.k, "temperature": VOTE.temperature},
         "linear": {"protocol": cached_protocol("lbfgs")},
     }
     for kind, name in {"knn": "knn", "linear": "linear-cached"}.items():
-        baselines = {short: found[full][kind]._asdict() for short, full in floor.items()}
+        baselines = {each: found[ENCODERS[each]][kind]._asdict() for each in UNTRAINED}
         result = {**own[kind]._asdict(), "baselines": baselines, **how[kind], **where}
         run.write_result(name, result)
 
@@ -131,7 +132,7 @@ def tell(
     rows = [[name, f"{s['knn']:.1%}", f"{s['linear']:.1%}"] for name, s in scores.items()]
     epochs = config.train.epochs
     table(f"{config.data.name}, test accuracy", ["", "k-NN", "linear probe"], rows)
-    floor = max(scores[name]["knn"] for name in ("raw pixels", "untrained encoder"))
+    floor = max(scores[ENCODERS[name]]["knn"] for name in UNTRAINED)
     better = [name for name in COMPARED if scores[name]["knn"] > floor]
     learnt = " and ".join(better) if better else "neither method"
     say(

@@ -61,6 +61,7 @@ def open_loader(
     pipeline: Pipeline | Sequence[Pipeline] | None = None,
     labelled: bool = False,
     rank_and_size: tuple[int, int] | None = None,
+    listed: ImageSet | None = None,
 ) -> tuple[ImageSet | None, Loader]:
     """Return a run's data set (None for shards that are a stream) and its loader on this rank.
 
@@ -73,6 +74,7 @@ def open_loader(
         pipeline: your own function that makes views, used instead of data.augmentation.
         labelled: leave out images without a class if others have one.
         rank_and_size: this process's place among others, if not that of torch.distributed.
+        listed: the same images, opened earlier with other settings.
     """
     kinds = usual_views(views) if isinstance(views, int) else tuple(views)
     pipelines = choose_pipelines(data, pipeline, sum(kind.number for kind in kinds))
@@ -96,7 +98,7 @@ def open_loader(
         )
         return None, stream
     if own is None:
-        images = open_images(data, "train", train.seed)
+        images = open_images(data, "train", train.seed, listed)
     else:
         images = checked(own, data, train.seed)
     if labelled and images.labels is not None:

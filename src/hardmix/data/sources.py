@@ -61,10 +61,18 @@ class Source(NamedTuple):
     """Name of the folder by which it is recognised: `data.root` itself, or in it."""
 
 
-def open_images(config: DataConfig, split: Split = "train", seed: int = 0) -> ImageSet:
-    """Open the images of a split, decoding only until one is found to be readable."""
+def open_images(
+    config: DataConfig, split: Split = "train", seed: int = 0, listed: ImageSet | None = None
+) -> ImageSet:
+    """Open the images of a split, decoding only until one is found to be readable.
+
+    `listed` are the same images from an earlier call with other settings of how many are used and
+    how they are kept: their files are not listed again.
+    """
     name = data_name(config)
-    if split == "test" and config.test is not None:
+    if listed is not None and listed.files is not None:
+        images = replace(listed, cache=None, rows=None)
+    elif split == "test" and config.test is not None:
         images = open_test(name, config)
     else:
         images = SOURCES[name].open(config, split, seed)

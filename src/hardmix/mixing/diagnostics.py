@@ -125,8 +125,9 @@ def _log_terms(outcome: Contrast) -> Float[Tensor, "batch columns"]:
         added = added.weights(real)
     terms: Tensor | None = None
     for scale, exponent in outcome.powers:
-        values = real * scale if added is None else real * scale + added
-        extra = points * scale if of_points is None else points * scale + of_points.log()
+        values, extra = (real, points) if scale == 1 else (real * scale, points * scale)
+        values = values if added is None else values + added
+        extra = extra if of_points is None else extra + of_points.log()
         scaled = torch.cat([_shown(values, outcome.exclude), extra], dim=1)
         if terms is None:
             terms = scaled

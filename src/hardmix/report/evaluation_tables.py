@@ -15,13 +15,11 @@ from hardmix.paper.numbers import Beside, paper_beside
 from hardmix.report.grouping import Gain, SeedGroup, baseline_key, difference, group_key
 from hardmix.report.sentences import NO_NUMBER
 from hardmix.runs.reading import RunRecord, number
-from hardmix.runs.summary import ResultNumber, describe_protocol, numbers_of
+from hardmix.runs.summary import ENCODERS, ResultNumber, describe_protocol, numbers_of
 from hardmix.settings.evaluations import evaluation_kind, result_titles
 
 NO_EVALUATIONS = ("pretrain", "embedding", "queue", "verdict")
 """Result files without an accuracy: the cost of training, measures of features, the verdict."""
-FLOOR = {"pixels": "raw pixels", "untrained": "untrained encoder"}
-"""Titles of the untrained baselines."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,7 @@ def _floor(cells: Cells) -> list[tuple[str, float]]:
             if top1 is not None:
                 accuracies.setdefault(name, []).append(100 * top1)
     return [
-        (FLOOR.get(name, name), mean_and_deviation(values)[0])
+        (ENCODERS.get(name, name), mean_and_deviation(values)[0])
         for name, values in accuracies.items()
     ]
 

@@ -25,33 +25,24 @@ StrategyName = Literal[
 points: SynCo, MixCSE, and Zhu et al. 2021 (the last three names). "own" is your own function,
 passed to `pretrain` or `MochiLoss`."""
 
-WeightsName = Literal["none", "hcl", "hardness", "given", "ring"]
-"""How real negatives are weighted: HCL, hardness weighting, SimCSE's weight of given negatives, or
-a ring of percentiles."""
-
-RunWeights = Literal["none", "hcl", "hardness", "ring", "own"]
+_Weights = Literal["none", "hcl", "hardness", "ring"]
+WeightsName = Literal[_Weights, "given"]
+"""How real negatives are weighted: HCL, hardness weighting, a ring of percentiles, or SimCSE's
+weight of given negatives."""
+RunWeights = Literal[_Weights, "own"]
 """The same for `hardmix pretrain`, where no negatives are given with a query."""
 
-DenominatorName = Literal[
-    "infonce",
-    "decoupled",
-    "decoupled-weighted",
-    "debiased",
-    "hcl",
-    "dual-temperature",
-    "supcon-in",
+_Denominator = Literal[
+    "infonce", "decoupled", "decoupled-weighted", "debiased", "hcl", "dual-temperature"
 ]
+DenominatorName = Literal[_Denominator, "supcon-in"]
 """How the loss combines the positive and the negatives: as Eq. 1, or as in a later paper."""
-
-RunDenominator = Literal[
-    "infonce", "decoupled", "decoupled-weighted", "debiased", "hcl", "dual-temperature", "own"
-]
+RunDenominator = Literal[_Denominator, "own"]
 """The same for `hardmix pretrain`, where a query has one positive."""
 
 FilterName = Literal["none", "above-positive", "share-of-positive"]
 """Rules by which negatives are taken for false ones and left out, without labels."""
-
-RunFilter = Literal["none", "above-positive", "share-of-positive", "same-cluster", "own"]
+RunFilter = Literal[FilterName, "same-cluster", "own"]
 """The same for `hardmix pretrain`, which can also cluster the images before each epoch."""
 
 SameLabel = Literal["positives", "exclude"]

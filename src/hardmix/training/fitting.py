@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -50,17 +50,27 @@ FETCHED_BACKBONES = {"timm": "timm:tf_efficientnet_lite0", "torchvision": "resne
 """Small networks with pre-trained weights, for model.init=timm and torchvision."""
 
 
-def fit_run(
-    config: PretrainConfig, run: Run, own: Own, stop: StopRequest
-) -> tuple[PretrainConfig, dict[str, Any]]:
-    """Return the config with every setting chosen, and a record of how they were chosen."""
+class FittedRun(NamedTuple):
+    """A run with every setting chosen."""
+
+    config: PretrainConfig
+    images: ImageSet
+    """The images that were looked at, so that they need not be listed again."""
+    record: dict[str, Any]
+    """How the settings were chosen, for fitting.json."""
+
+
+def fit_run(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> FittedRun:
+    """Look at the images, measure a few steps, and choose every setting in `config.choose`."""
     started = time.monotonic()
     config = _with_backbone(config)
     say("Looking at the images, and measuring a few steps.")
-    facts = FolderFacts(*broadcast_object(look(config, own) if is_main() else ()))
+    images = open_folder_images(config, own)
+    facts = FolderFacts(*broadcast_object(look(config, images, own) if is_main() else ()))
     gpu = choose_compute(config.train.device, config.train.precision).device.type != "cpu"
     machine = Machine(gpu, world_size())
-    pace = measure_pace(fit(config, facts, machine).config, facts, run, own, stop)
+    guess = fit(config, facts, machine).config
+    pace = measure_pace(guess, facts, run, own, stop, images)
     pace = Pace(*broadcast_object(pace._replace(spent=time.monotonic() - started)))
     fitted = fit(config, facts, machine, pace)
     tell(fitted.choices, facts, config.minutes)
@@ -71,7 +81,7 @@ def fit_run(
         "pace": pace._asdict(),
         "choices": {each.name: each._asdict() for each in fitted.choices},
     }
-    return fitted.config, record
+    return FittedRun(fitted.config, images, record)
 
 
 def as_saved(config: PretrainConfig, run: Run) -> PretrainConfig:
@@ -90,16 +100,20 @@ def _with_backbone(config: PretrainConfig) -> PretrainConfig:
     return with_settings(config, {"model.backbone": name})
 
 
-def look(config: PretrainConfig, own: Own) -> FolderFacts:
-    """Return the number of images, their size, and how well their colours identify them."""
-    if own.images is None and data_name(config.data) == "shards":
+def open_folder_images(config: PretrainConfig, own: Own) -> ImageSet:
+    """Open the images to look at; raise InputError if they are a stream."""
+    if own.images is not None:
+        return own.images
+    if data_name(config.data) == "shards":
         raise InputError(
             f"data.root={config.data.root}: the recipe photos looks at the images first, but shards"
             " are a stream; use a folder, or another recipe."
         )
-    images = own.images
-    if images is None:
-        images = open_images(config.data, "train", config.train.seed)
+    return open_images(config.data, "train", config.train.seed)
+
+
+def look(config: PretrainConfig, images: ImageSet, own: Own) -> FolderFacts:
+    """Return the number of images, their size, and how well their colours identify them."""
     tests = 0
     if own.images is None and images.labels is not None and has_test(config.data):
         with silent():
@@ -162,14 +176,23 @@ def _colours(pictures: list[Tensor]) -> Tensor:
 
 
 def measure_pace(
-    config: PretrainConfig, facts: FolderFacts, run: Run, own: Own, stop: StopRequest
+    config: PretrainConfig,
+    facts: FolderFacts,
+    run: Run,
+    own: Own,
+    stop: StopRequest,
+    images: ImageSet,
 ) -> Pace:
-    """Return the time of a few steps, which are taken as in the run and then forgotten."""
+    """Return the time of a few steps, which are taken as in the run and then forgotten.
+
+    The run itself is prepared afresh: its weights must not have seen these steps.
+    """
     number = min(facts.images, max(256, 4 * config.train.batch_size))
     changes: dict[str, Any] = {"data.num_images": number, "mix.warm_up_epochs": 0}
-    few = with_settings(config, changes | {"train.tensorboard": False, "train.wandb": False})
+    changes |= dict.fromkeys(("train.tensorboard", "train.wandb", "train.verdict"), False)
+    few = with_settings(config, changes | {"train.knn_every": 0})  # opens no labelled images
     with silent():
-        training = prepare(few, run, replace(own, on_log=None), stop)
+        training = prepare(few, run, replace(own, on_log=None), stop, images)
         try:
             started = time.perf_counter()
             training.loader.prepare()

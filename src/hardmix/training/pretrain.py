@@ -104,11 +104,12 @@ def pretrain(
     # Before anything uses the device: cuBLAS reads its settings when it is first used.
     with algorithms_chosen(config.train.deterministic), listening() as stop:
         fitting: dict[str, Any] | None = None
+        listed: ImageSet | None = None
         if config.choose and again:
             config = as_saved(config, run)
         elif config.choose:
-            config, fitting = fit_run(config, run, own, stop)
-        training = prepare(config, run, own, stop)
+            config, listed, fitting = fit_run(config, run, own, stop)
+        training = prepare(config, run, own, stop, listed)
         device = training.compute.device
         profiled = profiling(config.train.profile, device)
         with locked_folder(run.path), status_recorded(training), profiled as stopwatch:

@@ -40,8 +40,17 @@ class Own:
     on_log: OnLog | None = None
 
 
-def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Training:
-    """Check and build everything a run needs, without writing anything."""
+def prepare(
+    config: PretrainConfig,
+    run: Run,
+    own: Own,
+    stop: StopRequest,
+    listed: ImageSet | None = None,
+) -> Training:
+    """Check and build everything a run needs, without writing anything.
+
+    `listed` are the run's images, if they were opened earlier with other settings.
+    """
     compute = choose_compute(config.train.device, config.train.precision)
     check_graphs(config, compute.device)
     check_queue_fits(config, memory_of(compute.device))
@@ -57,6 +66,7 @@ def prepare(config: PretrainConfig, run: Run, own: Own, stop: StopRequest) -> Tr
         own=own.images,
         pipeline=own.views,
         labelled=kind.needs_labels,
+        listed=listed,
     )
     check_data(config, images)
     torch.manual_seed(seed_of("weights", config.train.seed))
