@@ -1,4 +1,4 @@
-"""What `python -m benchmarks gpu` checks and measures: `CHECKS`, in order, one function each.
+"""The checks and measurements of `python -m benchmarks gpu`: `CHECKS`, one function each.
 
 A check returns what it found, in words, with numbers for the JSON file, or raises `Failed`. Each
 runs in a fresh process, in an empty folder. Everything also runs on a CPU that stands in for the

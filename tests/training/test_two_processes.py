@@ -115,7 +115,7 @@ def test_the_same_number_of_processes_gives_the_same_bits(method, tmp_path):
 
 
 def stop_rank_1_with_requests_read_late(config, out, resume):
-    """As on GPUs: a step's requests are read while the next one is computed."""
+    """Read a step's requests while the next one is computed, as on GPUs."""
     setup.judged_late = lambda _: True
     if torch.distributed.get_rank() == 1 and not resume:
         with pytest.MonkeyPatch.context() as patches:

@@ -86,7 +86,7 @@ CacheMode = Literal["auto", "memory", "file", "off"]
 commands use the file too."""
 
 Decoder = Literal["cpu", "cuda"]
-"""What decodes JPEGs while training: worker processes, or the GPU (torchcodec and nvJPEG)."""
+"""Decoders of JPEGs while training: worker processes, or the GPU (torchcodec and nvJPEG)."""
 
 KMeans = Literal["auto", "sklearn", "faiss"]
 """Libraries of PCL's k-means."""
