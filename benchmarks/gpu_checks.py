@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -40,6 +41,7 @@ from benchmarks.steps import (
     random_batch,
     step_config,
 )
+from hardmix.data.gpu_decoding import check_decoder
 from hardmix.data.image_set import ImageSet
 from hardmix.data.views import make_views
 from hardmix.methods.mixing_schedule import RowsGenerator
@@ -51,7 +53,7 @@ from hardmix.runs.folder import Run
 from hardmix.runtime.console import silent
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import DataConfig, PretrainConfig
-from hardmix.settings.methods import METHOD_FACTS
+from hardmix.settings.methods import METHOD_FACTS, MethodName
 from hardmix.settings.named_choices import Compiled, Precision
 from hardmix.settings.recipes import RECIPES
 from hardmix.settings.saved import to_json
@@ -255,9 +257,9 @@ def own_images(number: int = 96) -> ImageSet:
     return ImageSet("noise", torch.randint(0, 5, (number,)), tuple("abcde"), tensor=pixels)
 
 
-def small_config(machine: Machine, method: str = "mochi", **train: Any) -> PretrainConfig:
+def small_config(machine: Machine, method: MethodName = "mochi", **train: Any) -> PretrainConfig:
     """Return the demo recipe, at a size of seconds if the CPU stands in."""
-    config = RECIPES["demo"].build(method)
+    config = RECIPES["demo"].build(method, False)
     train = {"device": machine.device, "epochs": 3, "knn_every": 0, "verdict": False} | train
     mix = replace(config.mix, warm_up_epochs=0)
     if machine.small:
@@ -269,7 +271,7 @@ def small_config(machine: Machine, method: str = "mochi", **train: Any) -> Pretr
     return replace(config, mix=mix, train=replace(config.train, **train))
 
 
-def small_training(machine: Machine, folder: Path, method: str, **more: Any) -> Training:
+def small_training(machine: Machine, folder: Path, method: MethodName, **more: Any) -> Training:
     """Return a run of a few small images in memory, ready for its first step."""
     small = replace(machine, small=True)
     config = small_config(small, method, log_every=1000, precision="fp32", **more)
@@ -278,7 +280,7 @@ def small_training(machine: Machine, folder: Path, method: str, **more: Any) -> 
         return prepare(config, Run(folder / "run"), Own(images=own_images()), StopRequest())
 
 
-WAITING: dict[str, tuple[str, dict[str, Any]]] = {
+WAITING: dict[str, tuple[MethodName, dict[str, Any]]] = {
     **{name: (name, {}) for name in METHOD_FACTS},
     "mochi, without other views of the image": ("mochi", {"exclude_same_image": True}),
     "moco-v2, in two parts": ("moco-v2", {"accumulate": 2}),
@@ -399,7 +401,7 @@ def kernels_of(work: Callable[[], object], device: str) -> int:
         work()
         synchronize(device)
     events = profile.events() or []
-    return sum(each.device_type == torch.autograd.DeviceType.CUDA for each in events)
+    return sum("CUDA" in str(each.device_type) for each in events)
 
 
 def precisions(machine: Machine, folder: Path, tell: Tell) -> Found:
@@ -427,7 +429,7 @@ def compiled(machine: Machine, folder: Path, tell: Tell) -> Found:
     size = TINY if machine.small else StepSize("resnet50", 16, 224)
     numbers: dict[str, Any] = {}
     batch = random_batch(size, machine.device)
-    precision = machine.setup.precisions[-1]
+    precision: Precision = "bf16" if "bf16" in machine.setup.precisions else "fp32"
     data = DataConfig(name="list", root=listed(folder, size.queue + 2 * size.batch))
     data = replace(data, image_size=size.image_size)
     for kind in COMPILED:
@@ -448,12 +450,12 @@ def compiled(machine: Machine, folder: Path, tell: Tell) -> Found:
         times = milliseconds(partial(_steps, training, [batch] * 10), machine.device) / 10
         numbers[kind] = {"losses": losses, "ms": times, "first_steps_s": first}
     reference = numbers["no"]["losses"]
-    for kind, each in numbers.items():
+    for name, each in numbers.items():
         pairs = zip(each["losses"], reference, strict=True)
         apart = max(abs(a / b - 1) for a, b in pairs)
         if not apart <= 0.02:
-            raise Failed(f"{kind}: losses differ by {apart:.1%} from those without compiling")
-    words = ", ".join(f"{kind} {each['ms']:.1f} ms" for kind, each in numbers.items())
+            raise Failed(f"{name}: losses differ by {apart:.1%} from those without compiling")
+    words = ", ".join(f"{name} {each['ms']:.1f} ms" for name, each in numbers.items())
     return Found(f"{label(size)}, {precision}: {words} a step; the losses agree", numbers)
 
 
@@ -461,6 +463,34 @@ def _steps(training: Training, batches: Sequence[Any]) -> None:
     for batch in batches:
         take_step(training, batch, 0)
         training.step += 1
+
+
+MOST_APART = 3.0
+"""Mean difference of the pixels of the two decoders, out of 255."""
+
+
+def decoding(machine: Machine, folder: Path, tell: Tell) -> Found:
+    """Decode photographs on the GPU (data.decoder=cuda) and on the CPU."""
+    pictures = photographs(machine.setup.jpeg, folder, 8 if machine.small else 64)
+    names = list(pictures.files or ())[:64]
+    check_decoder(DataConfig(decoder="cuda"), torch.device("cuda"))  # torchcodec is installed
+    decode = import_module("torchcodec.decoders").decode_jpeg
+    contents = [torch.frombuffer(bytearray(Path(n).read_bytes()), dtype=torch.uint8) for n in names]
+    tell("decoding")
+    times: dict[str, float] = {}
+    pixels: dict[str, list[Tensor]] = {}
+    for device in dict.fromkeys(("cpu", machine.device)):
+        work = partial(decode, contents, device=device)
+        pixels[device] = work()
+        times[device] = milliseconds(work, device) / len(names)
+    apart = max(
+        float((a.float() - b.cpu().float()).abs().mean())
+        for a, b in zip(pixels["cpu"], pixels[machine.device], strict=True)
+    )
+    if apart > MOST_APART:
+        raise Failed(f"the pixels of an image differ by {apart:.1f} of 255 on average")
+    words = ", ".join(f"{ms:.2f} ms an image on {device}" for device, ms in times.items())
+    return Found(f"{words}; pixels differ by at most {apart:.2f} on average", times)
 
 
 # -- whole runs
@@ -617,7 +647,7 @@ def profiled(machine: Machine, folder: Path, tell: Tell) -> Found:
     (folder / "images").mkdir()
     pictures = photographs(machine.setup.jpeg, folder / "images", 8 if machine.small else 100)
     images = repeated(pictures, size.batch * (8 if machine.small else 60))
-    precision = machine.setup.precisions[-1]
+    precision: Precision = "bf16" if "bf16" in machine.setup.precisions else "fp32"
     config = step_config(size, "mochi", precision, machine.device, DataConfig())
     data = replace(config.data, image_size=size.image_size)
     train = replace(config.train, epochs=1, profile=True, knn_every=0, verdict=False)
@@ -828,6 +858,12 @@ CHECKS: tuple[Check, ...] = (
         claim="the loss takes no more memory than one that creates the vectors",
         look=part("memory"),
         seconds=60,
+    ),
+    Check(
+        name="decoding",
+        claim="JPEGs that the GPU decodes have the CPU's pixels to rounding; both are timed",
+        look=decoding,
+        seconds=20,
     ),
     Check(name="loader", claim="images per second are measured", look=part("loader"), seconds=60),
     Check(

@@ -32,7 +32,7 @@ def in_this_process(_, *words, processes=1, variables=None):
     return ""
 
 
-@pytest.mark.parametrize("name", ["losses", "views", "waiting", "profile", "launches"])
+@pytest.mark.parametrize("name", ["losses", "views", "waiting", "profile", "launches", "decoding"])
 def test_a_check_passes_if_the_cpu_stands_in(name, tmp_path):
     assert attempt(name, tmp_path)["result"] == "passed"
 

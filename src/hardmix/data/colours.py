@@ -12,7 +12,7 @@ torch.compile: every sample takes every operation, by factors that change nothin
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple, cast
 
 import torch
@@ -427,7 +427,7 @@ def graph_parameters(
     """
     turn = torch.arange(4)
     place = (p.order == CONTRAST).long().argmax(dim=1, keepdim=True)
-    columns = []
+    columns: list[Tensor] = []
     for now in (p.jitter[:, None] & (turn < place), p.jitter[:, None] & (turn > place)):
         places = turn[:GRAPH_TURNS] if not columns else turn[1:]
         for factor, number, nothing in (
@@ -479,7 +479,7 @@ def _turned(planes: Planes, turns: Float32[Tensor, "batch 3 turns"]) -> Planes:
         brightness, saturation, hue = (
             column.view(-1, 1, 1) for column in turns[..., turn].unbind(dim=1)
         )
-        planes = _each(planes, lambda plane, factor=brightness: factor * plane)
+        planes = _each(planes, partial(torch.mul, brightness))
         planes = _with_hue(_saturated(planes, saturation), hue)
     return planes
 

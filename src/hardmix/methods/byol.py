@@ -80,7 +80,7 @@ class Byol(Method):
         device = materials.compute.device
         self.online = cast("Online", synchronise_batch_norm(online, device))
         self.target = synchronise_batch_norm(target.requires_grad_(False), device)
-        self._both: tuple[list[nn.Parameter], list[nn.Parameter]] | None = None
+        self._both: tuple[list[Tensor], list[Tensor]] | None = None
 
     @property
     def trunk(self) -> nn.Module:  # type: ignore[override]

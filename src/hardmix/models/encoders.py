@@ -111,7 +111,7 @@ class QueryKeyPair(nn.Module):
             key_bn_splits == 1 and world_size() == 1 and bool(batch_norms(self.key))
         )
         """Whether batch normalisation can give the answer away; see `UNSPLIT_WARNING`."""
-        self._both: tuple[list[nn.Parameter], list[nn.Parameter]] | None = None
+        self._both: tuple[list[Tensor], list[Tensor]] | None = None
 
     @torch.no_grad()
     def update_key(self) -> None:

@@ -82,8 +82,8 @@ class DataConfig:
     and kept in one file of the cache folder: decoded in six tenths of the time, to other pixels.
     For sets that are too large to be kept decoded, such as ImageNet (34 GB)."""
     decoder: Decoder = setting("cpu", name="JPEG decoder", later=True)
-    """The decoder of JPEGs while training: worker processes, or the GPU, for machines with few cores
-    for each; needs hardmix[jpeg]. Random numbers stay the same, pixels differ by rounding.
+    """The decoder of JPEGs while training: worker processes, or the GPU, for machines with few
+    cores for each; needs hardmix[jpeg]. Random numbers stay the same, pixels differ by rounding.
     Evaluations always use the CPU."""
     frames_per_second: float = setting(1.0, later=True)
     """Frames per second of a video that are used as images, at most 1,000; needs
