@@ -96,8 +96,9 @@ class Byol(Method):
         """Move the target towards the online network, with a momentum that rises to 1."""
         momentum = target_momentum(self.config.model.key_momentum, at.progress)
         if self._both is None:  # walking through all modules takes longer than the update
-            online = [*self.online.trunk.parameters(), *self.online.projector.parameters()]
-            self._both = list(self.target.parameters()), online
+            trunk, projector = self.online.trunk, self.online.projector
+            followed: list[Tensor] = [*trunk.parameters(), *projector.parameters()]
+            self._both = list(self.target.parameters()), followed
         with timed("key"):
             torch._foreach_lerp_(*self._both, 1 - momentum)
 
