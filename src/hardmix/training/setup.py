@@ -82,6 +82,8 @@ def prepare(
     method = _method_of(config, run, materials)
     meet()  # a process that could not build its method is noticed before the others wait on GPUs
     method.distribute()
+    if compute.device.type != "cpu" and config.train.compile == "no":
+        count_on_host(method)  # now, as some versions of DDP send all buffers once, by NCCL
     optimizer = build_optimizer(method.parameter_groups(), config.optimizer)
     late = judged_late(compute.device)
     return Training(
@@ -114,8 +116,6 @@ def _method_of(config: PretrainConfig, run: Run, materials: Materials) -> Method
                 freeze_statistics(trunk)
     if config.train.compile != "no":
         method.compile_parts(config.train.compile)
-    elif materials.compute.device.type != "cpu":
-        count_on_host(method)
     return method
 
 
