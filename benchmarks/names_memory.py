@@ -2,8 +2,8 @@
 
     python benchmarks/names_memory.py [--names 1281167] [--workers 8]
 
-Every worker looks at names at random, as a loader does. Counted is the proportional share of memory
-(PSS) of all processes together, beyond that of processes without names. Linux only.
+Every worker looks at names at random, as a loader does. The program counts the proportional share
+of memory (PSS) of all processes together, beyond that of processes without names. Linux only.
 """
 
 import argparse

@@ -3,10 +3,10 @@
     python benchmarks/same_bits.py --commit 29a82f6 --cifar DIR
 
 The older commit is checked out in a worktree and run on this machine, with the same Python and the
-same fully written configs (its own). Compared are encoder.safetensors, tensor by tensor, and every
-number of metrics.jsonl and hardness.jsonl but the speed. Each run is made in one process, in two
-processes, and stopped in the middle and resumed; a run that the older commit has begun and this one
-has finished is compared as well.
+same fully written configs (its own). The comparison covers encoder.safetensors, tensor by tensor,
+and every number of metrics.jsonl and hardness.jsonl except the speed. Each run is made in one
+process, in two processes, and stopped in the middle and resumed; a run that the older commit has
+begun and this one has finished is compared as well.
 """
 
 import argparse

@@ -199,7 +199,7 @@ def options_of(command: str) -> Any:
         sys.exit()
 
     with patch.object(tyro, "cli", look), suppress(SystemExit):
-        cli.COMMANDS[command](["--help-all"])
+        cli.COMMANDS[command](cli.scan_after(command, ["--help-all"]))
     return seen[0]
 
 

@@ -40,6 +40,10 @@ PHRASES = (
     r"goes? on with",
     r"a number that is none",
     r"a defect of ours",
+    r"(?<![Tt]here )are no (negatives|tensors|samples|buffers|fractions)\b",
+    r"[Kk]ept are",
+    r"\bshall\b",
+    r"\bwhom\b (it|one|reading|nobody)",
 )
 NOT_IN_A_WHEEL = re.compile(r"\b(docs|experiments|tools|benchmarks)/[\w-]+\.")
 """Files that a message of the package must not point at, because a wheel does not contain them."""

@@ -18,40 +18,22 @@ if TYPE_CHECKING:
         losses as losses,
         strategies as strategies,
     )
-    from hardmix.analysis.analyze import (
-        analyze as analyze,
-    )
-    from hardmix.data.image_files import (
-        UnreadableImage as UnreadableImage,
-    )
+    from hardmix.analysis.analyze import analyze as analyze
+    from hardmix.data.image_files import UnreadableImage as UnreadableImage
     from hardmix.data.image_set import ImageSet as ImageSet
-    from hardmix.data.shapes import (
-        draw_shapes as draw_shapes,
-    )
+    from hardmix.data.shapes import draw_shapes as draw_shapes
     from hardmix.data.sources import open_images as open_images
     from hardmix.errors import (
         InputError as InputError,
         OutputError as OutputError,
         UnfinishedError as UnfinishedError,
     )
-    from hardmix.evaluation.accuracy import (
-        accuracy_of as accuracy_of,
-    )
-    from hardmix.evaluation.evaluated_run import (
-        open_evaluated_run as open_evaluated_run,
-    )
-    from hardmix.evaluation.features import (
-        extract as extract,
-    )
-    from hardmix.evaluation.knn import (
-        knn_accuracy as knn_accuracy,
-    )
-    from hardmix.evaluation.probe import (
-        probe_accuracy as probe_accuracy,
-    )
-    from hardmix.evaluation.trained_encoder import (
-        load_encoder as load_encoder,
-    )
+    from hardmix.evaluation.accuracy import accuracy_of as accuracy_of
+    from hardmix.evaluation.evaluated_run import open_evaluated_run as open_evaluated_run
+    from hardmix.evaluation.features import extract as extract
+    from hardmix.evaluation.knn import knn_accuracy as knn_accuracy
+    from hardmix.evaluation.probe import probe_accuracy as probe_accuracy
+    from hardmix.evaluation.trained_encoder import load_encoder as load_encoder
     from hardmix.mixing.diagnostics import (
         false_negatives_top as false_negatives_top,
         false_parents as false_parents,
@@ -64,16 +46,12 @@ if TYPE_CHECKING:
         alignment as alignment,
         uniformity as uniformity,
     )
-    from hardmix.mixing.gradient_cache import (
-        backward_in_chunks as backward_in_chunks,
-    )
+    from hardmix.mixing.gradient_cache import backward_in_chunks as backward_in_chunks
     from hardmix.mixing.infonce import (
         Contrast as Contrast,
         contrast as contrast,
     )
-    from hardmix.mixing.loss import (
-        MochiLoss as MochiLoss,
-    )
+    from hardmix.mixing.loss import MochiLoss as MochiLoss
     from hardmix.mixing.plans import (
         KEY as KEY,
         QUERY as QUERY,
@@ -83,27 +61,15 @@ if TYPE_CHECKING:
         materialize as materialize,
         plan_mochi as plan_mochi,
     )
-    from hardmix.mixing.queue import (
-        MemoryQueue as MemoryQueue,
-    )
-    from hardmix.report.page import (
-        write_report as write_report,
-    )
+    from hardmix.mixing.queue import MemoryQueue as MemoryQueue
+    from hardmix.report.page import write_report as write_report
     from hardmix.runs.folder import Run as Run
     from hardmix.runs.summary import read_verdict as read_verdict
     from hardmix.runtime.distributed import gather as gather
-    from hardmix.runtime.own_code import (
-        allow_code as allow_code,
-    )
-    from hardmix.settings import (
-        recipes as recipes,
-    )
-    from hardmix.settings.schedules import (
-        mixing_started as mixing_started,
-    )
-    from hardmix.training.pretrain import (
-        pretrain as pretrain,
-    )
+    from hardmix.runtime.own_code import allow_code as allow_code
+    from hardmix.settings import recipes as recipes
+    from hardmix.settings.schedules import mixing_started as mixing_started
+    from hardmix.training.pretrain import pretrain as pretrain
     from hardmix.weights.export import export as export
     from hardmix.weights.foreign import import_weights as import_weights
 

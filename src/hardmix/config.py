@@ -31,8 +31,6 @@ if TYPE_CHECKING:
         SwavOptions as SwavOptions,
         UnmixOptions as UnmixOptions,
     )
-    from hardmix.settings.schedules import (
-        decreasing as decreasing,
-    )
+    from hardmix.settings.schedules import decreasing as decreasing
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING
 from hardmix.settings.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from hardmix.mixing.plans import (
-        VECTOR as VECTOR,
-    )
+    from hardmix.mixing.plans import VECTOR as VECTOR
     from hardmix.mixing.strategies import (
         STRATEGIES as STRATEGIES,
         Candidates as Candidates,

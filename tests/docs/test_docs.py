@@ -15,7 +15,6 @@ from PIL import Image
 import hardmix
 from doc_commands import DOCS, DOCUMENTS, commands, ways_to_type
 from hardmix.commands import main as cli
-from hardmix.commands.argv import scan
 from hardmix.errors import InputError
 from hardmix.runs.folder import Run
 from hardmix.runtime.own_code import is_own
@@ -143,7 +142,7 @@ def why_refused(name: str, *arguments: str) -> str | None:
     if name not in cli.COMMANDS:
         return "there is no such command"
     try:
-        cli.COMMANDS[name](scan(arguments).words)
+        cli.COMMANDS[name](cli.scan_after(name, arguments))
     except ParsedError:
         return None
     except InputError as error:

@@ -130,12 +130,13 @@ def measure_half(path, options, data=None):
 
 
 def test_a_new_one_is_a_file_and_a_line(run, monkeypatch, capfd):
+    from hardmix.commands.argv import scan
     from hardmix.commands.evaluate import evaluation_command
 
     module = SimpleNamespace(measure=measure_half)
     monkeypatch.setitem(sys.modules, "hardmix.evaluation.half", module)
     monkeypatch.setitem(EVALUATIONS, "half", Evaluation("Half", HalfOptions))
-    evaluation_command("half")([str(run.path), "--share", "0.25", "--k", "3"])
+    evaluation_command("half")(scan([str(run.path), "--share", "0.25", "--k", "3"]))
     found = {table.id: table for table in evaluations_of(group_runs(read_runs([run.path])))}
     knn_of_run = json.loads((run.results / "knn.json").read_text())["top1"]
     assert found["half"].title == "Half"

@@ -1,4 +1,4 @@
-"""Files of a run that are no files, or too large: one sentence each, in bounded memory."""
+"""Files of a run that are not regular files, or too large: one sentence each, in bounded memory."""
 
 import gzip
 import json

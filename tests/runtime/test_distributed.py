@@ -223,7 +223,7 @@ class WithQueue(nn.Module):
 
 
 def check_a_queue_within_a_users_ddp(number):
-    """DDP broadcasts its buffers at every step; position and filled are no buffers."""
+    """DDP broadcasts its buffers at every step; position and filled are not buffers."""
     torch.manual_seed(number)
     model = WithQueue()
     shared = nn.parallel.DistributedDataParallel(model, broadcast_buffers=True)

@@ -400,11 +400,13 @@ def test_a_run_stopped_by_stop_epoch_continues_and_says_when_there_is_nothing_to
     assert f"{words} continues it" in shown
     assert "Done" not in shown
     assert run.config_file.read_bytes() == before
-    for checkpoint, accuracy in (("1", "knn"), ("step-00000006", "linear")):
+    for checkpoint, accuracy in (("1", "knn"), ("step-00000006", "linear"), ("1", "finetune")):
         words = (accuracy, run.path, "--checkpoint", checkpoint, "--data.workers", "0")
-        assert command(capfd, *words)[0] == 0
+        few = ("--epochs", "1", "--batch-size", "16") if accuracy == "finetune" else ()
+        assert command(capfd, *words, *few)[0] == 0
     assert json.loads((run.results / "knn-step-00000006.json").read_text())["checkpoint"]
     assert (run.results / "linear-cached-step-00000006.json").exists()
+    assert (run.results / "finetune-1-step-00000006.json").exists()
     assert not (run.results / "knn.json").exists()
     kept, features = tmp_path / "kept.safetensors", tmp_path / "features.npy"
     words = ("--checkpoint", "1", "--out")

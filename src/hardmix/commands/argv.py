@@ -76,10 +76,10 @@ def scan(words: Sequence[str], **optional: Sequence[str]) -> CommandLine:
     return CommandLine(kept, options)
 
 
-def run_config(line: CommandLine) -> tuple[PretrainConfig, list[str]]:
+def run_config(line: CommandLine) -> tuple[PretrainConfig, CommandLine]:
     """Return the config that holds the defaults (a recipe's, file's or run's) and the options."""
     named = line.first
-    rest = line.words if named is None else line.words[1:]
+    rest = line if named is None else replace(line, words=line.words[1:])
     if named is not None and named not in RECIPES:
         raise InputError(f"there is no recipe {named!r}: choose one of {_known(named, RECIPES)}.")
     if "recipe" in line.options:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from hardmix.commands.argv import CommandLine
 from hardmix.commands.options import Help, parse
 from hardmix.errors import InputError
 from hardmix.settings.facts import check_at_least, check_between
@@ -45,17 +46,17 @@ class Toy:
     ] = 32
 
 
-def analyze(arguments: list[str]) -> None:
+def analyze(line: CommandLine) -> None:
     """Draw the paper's figures for one or more runs."""
-    options = parse(Analyze, "analyze", arguments)
+    options = parse(Analyze, "analyze", line)
     from hardmix.analysis.analyze import analyze as draw
 
     draw(options.runs, options.out)
 
 
-def toy(arguments: list[str]) -> None:
+def toy(line: CommandLine) -> None:
     """Draw Fig. 1: synthetic points on a toy sphere."""
-    options = parse(Toy, "toy", arguments)
+    options = parse(Toy, "toy", line)
     counts = [each.name for each in fields(options) if each.name not in ("out", "seed")]
     check_between(
         options, "toy", 0, 10**6, *counts
@@ -85,9 +86,9 @@ class Report:
     ] = True
 
 
-def report(arguments: list[str]) -> None:
+def report(line: CommandLine) -> None:
     """Write an HTML report of one or more runs."""
-    options = parse(Report, "report", arguments)
+    options = parse(Report, "report", line)
     if not options.runs:
         raise InputError("name at least one run: hardmix report RUN [RUN ...] --out report.html.")
     from hardmix.report.page import write_report

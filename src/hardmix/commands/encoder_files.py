@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from hardmix.commands import argv
+from hardmix.commands.argv import CommandLine, data_of_run
 from hardmix.commands.options import (
     Checkpoint,
     Help,
@@ -18,10 +18,9 @@ from hardmix.commands.options import (
 )
 
 
-def features(arguments: list[str]) -> None:
+def features(line: CommandLine) -> None:
     """Write the features of a folder of images to a file."""
-    line = argv.scan(arguments)
-    own = argv.data_of_run(line)
+    own = data_of_run(line)
     about = "Write the features of images: hardmix features RUN --data.root DIR --out FILE."
     out = Help(
         help="File to write: .csv, or .safetensors or .npy with the images' names in a .names.txt."
@@ -32,16 +31,15 @@ def features(arguments: list[str]) -> None:
         ("checkpoint", Checkpoint, field(default=None)),
         data_field(own, line),
     ]
-    options = parse(make_options("Features", about, fields), "features", arguments)
+    options = parse(make_options("Features", about, fields), "features", line)
     from hardmix.evaluation.features import write_features
 
     write_features(options.run, data_of(options.data, own), options.out, options.checkpoint)
 
 
-def neighbours(arguments: list[str]) -> None:
+def neighbours(line: CommandLine) -> None:
     """Find the images most similar to a given one."""
-    line = argv.scan(arguments)
-    own = argv.data_of_run(line)
+    own = data_of_run(line)
     about = "Find the most similar images: hardmix neighbours RUN IMAGE [--data.root DIR]."
     image = Annotated[tyro.conf.Positional[Path], Help(metavar="IMAGE", help="The query image.")]
     fields = [
@@ -55,7 +53,7 @@ def neighbours(arguments: list[str]) -> None:
         ("number", Annotated[int, Help(help="Number of images to show.")], field(default=11)),
         data_field(own, line),
     ]
-    options = parse(make_options("Neighbours", about, fields), "neighbours", arguments)
+    options = parse(make_options("Neighbours", about, fields), "neighbours", line)
     from hardmix.explore.neighbour_sheets import show_neighbours
 
     data = data_of(options.data, own)
@@ -82,9 +80,9 @@ class Export:
     ] = False
 
 
-def export(arguments: list[str]) -> None:
+def export(line: CommandLine) -> None:
     """Export a run's encoder to another program's format."""
-    options = parse(Export, "export", arguments)
+    options = parse(Export, "export", line)
     from hardmix.weights.export import export as write
 
     write(
@@ -114,9 +112,9 @@ class Import:
     ] = None
 
 
-def import_(arguments: list[str]) -> None:
+def import_(line: CommandLine) -> None:
     """Import weights from other programs as a run."""
-    options = parse(Import, "import", arguments)
+    options = parse(Import, "import", line)
     from hardmix.weights.foreign import import_weights
 
     import_weights(

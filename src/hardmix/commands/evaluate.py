@@ -4,12 +4,12 @@ Each takes the run's folder first, and `--data.*` for images other than those it
 """
 
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from hardmix.commands import argv
+from hardmix.commands.argv import CommandLine, data_of_run
 from hardmix.commands.options import (
     Checkpoint,
     Help,
@@ -32,21 +32,19 @@ from hardmix.settings.evaluations import (
 from hardmix.settings.facts import docs_of
 
 
-def evaluation_command(name: str) -> Callable[[list[str]], None]:
+def evaluation_command(name: str) -> Callable[[CommandLine], None]:
     """Return the command of an evaluation, perhaps of one's own: its and the data options."""
     kind = EVALUATIONS[name].options if name in EVALUATIONS else OwnOptions
 
-    def command(arguments: list[str]) -> None:
+    def command(line: CommandLine) -> None:
         hints, docs, usual = typing.get_type_hints(kind), docs_of(kind), kind()
-        flags = [each for each, hint in hints.items() if hint == bool | None]
-        line = argv.scan(arguments, **dict.fromkeys(flags, ("True", "False", "None")))
-        own = argv.data_of_run(line)
+        own = data_of_run(line)
         made = [
             option_field(each, hint, getattr(usual, each), docs[each])
             for each, hint in hints.items()
         ]
         shown = [("run", RunFolder), *made, data_field(own, line)]
-        options = parse(make_options(name, kind.__doc__ or "", shown), name, line.words)
+        options = parse(make_options(name, kind.__doc__ or "", shown), name, line)
         chosen = kind(**{each: getattr(options, each) for each in hints})
         from hardmix.evaluation.evaluated_run import run_evaluation
 
@@ -56,7 +54,14 @@ def evaluation_command(name: str) -> Callable[[list[str]], None]:
     return command
 
 
-EVALUATION_COMMANDS: dict[str, Callable[[list[str]], None]] = {
+def flags_of(name: str) -> dict[str, Sequence[str]]:
+    """Return the options of an evaluation that may stand alone, since they may be unset."""
+    hints = typing.get_type_hints(EVALUATIONS[name].options)
+    flags = [each for each, hint in hints.items() if hint == bool | None]
+    return dict.fromkeys(flags, ("True", "False", "None"))
+
+
+EVALUATION_COMMANDS: dict[str, Callable[[CommandLine], None]] = {
     name: evaluation_command(name) for name in EVALUATIONS
 }
 
@@ -129,9 +134,9 @@ class Detect:
     ] = None
 
 
-def detect(arguments: list[str]) -> None:
+def detect(line: CommandLine) -> None:
     """Fine-tune a run's encoder as a detector."""
-    options = parse(Detect, "detect", arguments)
+    options = parse(Detect, "detect", line)
     config = schedule_of(options.task, options.schedule)
     if options.batch_size is not None:
         config = with_batch(config, options.batch_size)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from hardmix.commands import argv
+from hardmix.commands.argv import CommandLine, data_of_run
 from hardmix.commands.options import Help, RunFolder, data_field, data_of, make_options, parse
 
 ABOUT = """Find duplicates, clusters, outliers and neighbours: hardmix explore RUN [options].
@@ -13,10 +13,9 @@ Writes an HTML page, and CSV files to a folder of the same name next to it.
 """
 
 
-def explore(arguments: list[str]) -> None:
+def explore(line: CommandLine) -> None:
     """Find duplicates, clusters, outliers and neighbours among images."""
-    line = argv.scan(arguments)
-    own = argv.data_of_run(line)
+    own = data_of_run(line)
     fields = [
         ("run", RunFolder),
         (
@@ -49,7 +48,7 @@ def explore(arguments: list[str]) -> None:
         ("seed", Annotated[int, Help(help="Seed of the clustering.")], field(default=0)),
         data_field(own, line),
     ]
-    options = parse(make_options("Explore", ABOUT, fields), "explore", arguments)
+    options = parse(make_options("Explore", ABOUT, fields), "explore", line)
     from hardmix.explore.exploring import ExploreOptions
     from hardmix.report.explore_page import write_explore_page
 
@@ -77,9 +76,9 @@ class Watch:
     look: Annotated[bool, Help(help="Draw similar images and hardest negatives.")] = True
 
 
-def watch(arguments: list[str]) -> None:
+def watch(line: CommandLine) -> None:
     """Show the report of a run that is still training in a browser."""
-    options = parse(Watch, "watch", arguments)
+    options = parse(Watch, "watch", line)
     from hardmix.report.watch import watch_run
 
     watch_run(options.run, options.port, look=options.look)

@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -23,6 +23,7 @@ from hardmix.commands import (
     sweeps,
     train,
 )
+from hardmix.commands.argv import CommandLine
 from hardmix.commands.exits import Ending, ending_of
 from hardmix.commands.options import parse
 from hardmix.errors import InputError, UnnamedCodeError
@@ -39,13 +40,13 @@ class Version:
     """Print the version of hardmix."""
 
 
-def version(arguments: list[str]) -> None:
+def version(line: CommandLine) -> None:
     """Print the version of hardmix."""
-    parse(Version, "version", arguments)
+    parse(Version, "version", line)
     sys.stdout.write(f"{__version__}\n")
 
 
-Command = Callable[[list[str]], None]
+Command = Callable[[CommandLine], None]
 GROUPS: dict[str, dict[str, Command]] = {
     "Train": {"demo": train.demo, "recipes": train.recipes, "pretrain": train.pretrain},
     "Evaluate": {**evaluate.EVALUATION_COMMANDS, "detect": evaluate.detect},
@@ -82,6 +83,9 @@ SHARED = (
     "features",
 )
 """Commands that several processes can share; `pretrain` joins the processes itself."""
+
+FLAGS = {"pretrain": train.RESUME, **{name: evaluate.flags_of(name) for name in EVALUATIONS}}
+"""Options that may stand alone, by command; tyro knows the other ones."""
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -141,17 +145,22 @@ def _dispatch(arguments: list[str]) -> None:
         known = ", ".join(nearest_first(name, COMMANDS))
         raise InputError(f"there is no command {name!r}: choose one of {known}.")
     launch = processes.ask()
-    line = argv.scan(arguments[1:])
+    line = scan_after(name, arguments[1:])
     with allowing(*argv.named_code(line), name):
-        _run(name, line.words, launch)
+        _run(name, line, launch)
 
 
-def _run(name: str, rest: list[str], launch: Launch | None) -> None:
+def scan_after(name: str, words: Sequence[str]) -> CommandLine:
+    """Return the words after a command's name, scanned for this command."""
+    return argv.scan(words, **FLAGS.get(name, {}))
+
+
+def _run(name: str, line: CommandLine, launch: Launch | None) -> None:
     """Run a command, in one process or in several."""
     own = name not in COMMANDS
     command = evaluate.evaluation_command(name) if own else COMMANDS[name]
     if launch is None or name == "pretrain":
-        command(rest)
+        command(line)
         return
     if not own and name not in SHARED and launch.rank:
         sys.exit(2)  # rank 0 prints the reason
@@ -161,7 +170,7 @@ def _run(name: str, rest: list[str], launch: Launch | None) -> None:
             f" {', '.join(SHARED)} run in several."
         )
     with processes.all_processes():
-        command(rest)
+        command(line)
 
 
 def _print_help() -> None:

@@ -66,15 +66,15 @@ NOT_EVALUATED = (
 """Data settings that have no effect after pre-training; the channels are the encoder's."""
 
 
-def parse(kind: type[Parsed], name: str, arguments: Sequence[str]) -> Parsed:
+def parse(kind: type[Parsed], name: str, line: CommandLine) -> Parsed:
     """Parse a command's options; of several processes, only rank 0 prints what is wrong."""
     from hardmix.runtime.console import shielded
 
-    with shielded(arguments):
+    with shielded(line.words):
         return tyro.cli(
             kind,
             prog=f"hardmix {name}",
-            args=["--help" if word == "--help-all" else word for word in arguments],
+            args=["--help" if word == "--help-all" else word for word in line.words],
             console_outputs=processes.speaks(),
         )
 

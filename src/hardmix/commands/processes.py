@@ -1,4 +1,4 @@
-"""How this process was launched; looked up once, when a command starts. And how it ends."""
+"""How this process was launched, which is looked up once, and how it ends."""
 
 import os
 import sys

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from hardmix.commands.argv import CommandLine
 from hardmix.commands.options import Help, parse
 from hardmix.errors import InputError
 from hardmix.runtime.own_code import check_allowed, is_own
@@ -106,9 +107,9 @@ def check_code(file: str, grid: Grid) -> None:
                 check_allowed(values[setting], setting, file)
 
 
-def sweep(arguments: list[str]) -> None:
+def sweep(line: CommandLine) -> None:
     """Train and evaluate a table of the paper and compare, or your own grid."""
-    options = parse(Sweep, "sweep", arguments)
+    options = parse(Sweep, "sweep", line)
     from hardmix.runtime.console import complain
     from hardmix.sweep.planning import SweepOptions
     from hardmix.sweep.sweeping import sweep as run

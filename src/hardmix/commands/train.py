@@ -1,10 +1,12 @@
 """Commands for training: pretrain, demo, recipes, imagenet100."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from hardmix.commands import argv, processes
+from hardmix.commands.argv import CommandLine
 from hardmix.commands.options import Help, make_options, parse, run_settings
 from hardmix.errors import InputError
 from hardmix.runtime.own_code import asked_by
@@ -14,10 +16,12 @@ from hardmix.settings.recipes import RECIPES
 
 SHAPES = DataConfig(name="shapes", image_size=32, blur=False)
 
+RESUME: dict[str, Sequence[str]] = {"resume": ("yes", "no", "auto")}
+"""`--resume` alone means yes."""
 
-def pretrain(arguments: list[str]) -> None:
+
+def pretrain(line: CommandLine) -> None:
     """Train an encoder on images, without labels."""
-    line = argv.scan(arguments, resume=("yes", "no", "auto"))
     base, rest = argv.run_config(line)
     check_mixing(base.method, line)
     fields, back = run_settings(base, line)
@@ -71,7 +75,7 @@ def pretrain(arguments: list[str]) -> None:
         )
 
 
-def check_mixing(method: MethodName, line: argv.CommandLine) -> None:
+def check_mixing(method: MethodName, line: CommandLine) -> None:
     """Raise InputError if points are asked of a method that has no negatives."""
     reason = METHOD_FACTS[method].no_mixing
     asked = [name for name in line.options if name.startswith("mix.")]
@@ -95,9 +99,9 @@ class Demo:
     data: DataConfig = SHAPES
 
 
-def demo(arguments: list[str]) -> None:
+def demo(line: CommandLine) -> None:
     """Train MoCo-v2 and MoCHi on built-in images and evaluate them, in minutes."""
-    options = parse(Demo, "demo", arguments)
+    options = parse(Demo, "demo", line)
     from hardmix.commands.demonstration import show
 
     show(options.out, options.data, epochs=options.epochs, seed=options.seed)
@@ -108,9 +112,9 @@ class Recipes:
     """List the recipes: what each is, its place in the paper, expected results and cost."""
 
 
-def recipes(arguments: list[str]) -> None:
+def recipes(line: CommandLine) -> None:
     """List the recipes, with expected results and cost."""
-    parse(Recipes, "recipes", arguments)
+    parse(Recipes, "recipes", line)
     from hardmix.runtime.console import say
 
     for name, entry in RECIPES.items():
@@ -127,9 +131,9 @@ class ImageNet100:
     out: Annotated[Path, Help(help="Folder to create.")]
 
 
-def imagenet100(arguments: list[str]) -> None:
+def imagenet100(line: CommandLine) -> None:
     """Link the paper's 100 classes from an ImageNet folder."""
-    options = parse(ImageNet100, "imagenet100", arguments)
+    options = parse(ImageNet100, "imagenet100", line)
     from hardmix.data.imagenet100 import link_imagenet100
     from hardmix.runtime.console import say
 

@@ -106,7 +106,7 @@ def rows_of(rank: int, world_size: int, batch_size: int, parts: int) -> Int64[Te
 
 TOGETHER = 1 << 22
 """Bytes of images that a worker reads before it crops them: drawing the boxes of one photograph
-takes as long as of ten."""
+takes as long as drawing those of ten."""
 
 
 class ReadImages(NamedTuple):

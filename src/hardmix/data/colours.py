@@ -4,10 +4,11 @@ Axes: batch, channels, height, width. Images are float in [0, 1], each with para
 trailing underscore means that they are changed in place. Each operation equals its namesake in
 torchvision.transforms.v2.functional on float images.
 
-A CPU takes one operation after the other, for the samples that have it (views.py). A GPU would have
-to wait for the many launches; `apply_colours_` does the same, to rounding, in few. Neither can take
-the other's way: a CPU's would change its bits, and be slower. `colours_at_once` is a third way, for
-torch.compile: every sample takes every operation, by factors that change nothing where it has none.
+A CPU applies one operation after the other, to the samples that have it (views.py). A GPU would
+wait for the many launches, so `apply_colours_` does the same, to rounding, in few. A CPU could use
+it too, but its views would have other bits, and take longer. `colours_at_once` is a third way, for
+torch.compile: every sample takes every operation, with factors that change nothing where it has
+none.
 """
 
 import math

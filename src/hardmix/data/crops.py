@@ -20,7 +20,7 @@ ATTEMPTS = 10
 """How often torchvision's RandomResizedCrop tries to fit a crop before it takes the centre."""
 
 CROP_DRAWS = 2 * ATTEMPTS + 2
-"""Random numbers of a view's crop, the first of all."""
+"""Random numbers of a view's crop; they come before all others."""
 
 RATIOS = (3 / 4, 4 / 3)
 """Least and largest width of a crop over its height."""
@@ -224,7 +224,7 @@ def _rounded_weights(length: int, size: int) -> tuple[Float64[np.ndarray, "size 
 
 @cache
 def _same_as_torch(height: int, width: int, size: int) -> bool:
-    """Return whether the pixels are torch's here: other processors and versions may round apart."""
+    """Return whether pixels are torch's here: other processors may round differently."""
     down, across = crop_weights(height, size), crop_weights(width, size)
     if down is None or across is None:
         return False

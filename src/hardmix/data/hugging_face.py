@@ -28,7 +28,7 @@ TESTS = ("test", "validation", "valid", "val")
 """Names of the split of test images; the first that exists is taken."""
 
 LABELS = ("label", "labels", "class", "fine_label", "coarse_label")
-"""Names of the column of classes if none has the type of one; the first that exists is taken."""
+"""Names of the column of classes if no column has their type; the first that exists is taken."""
 _ROW = re.compile(r"\[(\d+)\]$")
 
 

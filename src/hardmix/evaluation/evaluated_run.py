@@ -166,7 +166,7 @@ def _run_own(name: str, path: Path, options: OwnOptions, data: DataConfig | None
     kind = measure.__name__
     if evaluation_kind(kind) in result_titles():
         raise InputError(f"{name} would overwrite results of {kind}: give it another name.")
-    evaluated = open_evaluated_run(path, data, options.precision)
+    evaluated = open_evaluated_run(path, data, options.precision, options.checkpoint)
     accuracy = call_own(measure, name, evaluated=evaluated)
     if not isinstance(accuracy, Accuracy):
         raise InputError(

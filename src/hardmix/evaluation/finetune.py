@@ -29,7 +29,7 @@ from hardmix.settings.schedules import cosine
 
 def measure(path: Path, options: FinetuneConfig, data: DataConfig | None = None) -> dict[str, Any]:
     """Fine-tune the encoder, or with `untrained` the same network from random weights."""
-    evaluated = open_evaluated_run(path, data, options.precision)
+    evaluated = open_evaluated_run(path, data, options.precision, options.checkpoint)
     assert evaluated.train.labels is not None
     chosen = balanced_subset(
         evaluated.train.labels, options.labels, evaluated.num_classes, options.seed
@@ -44,7 +44,7 @@ def measure(path: Path, options: FinetuneConfig, data: DataConfig | None = None)
         "labels": options.labels,
         "images": len(chosen),
         "start": "random weights" if options.untrained else "pre-trained",
-        "settings": dataclasses.asdict(options),
+        "settings": {k: v for k, v in dataclasses.asdict(options).items() if k != "checkpoint"},
     }
     name = f"finetune-{options.labels:g}" + ("-untrained" if options.untrained else "")
     title = f"fine-tuned on {len(chosen)} labelled images"

@@ -20,7 +20,7 @@ from hardmix.runtime.console import warn
 from hardmix.settings.named_choices import KMeans
 
 PASSES, ITERATIONS = 10, 20
-"""Passes over all rows: of scikit-learn's mini-batches, and of faiss."""
+"""Passes of scikit-learn's mini-batches over all rows, and iterations of faiss."""
 STARTS, WHOLE = 3, 10_000
 """Starts of `cluster_labels`, of which the best counts, and the most rows that it uses at once."""
 CAREFUL = 1000

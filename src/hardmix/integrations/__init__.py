@@ -9,23 +9,11 @@ from typing import TYPE_CHECKING
 from hardmix.settings.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from hardmix.integrations.lightly import (
-        NTXentLoss as NTXentLoss,
-    )
-    from hardmix.integrations.lightning import (
-        MomentumContrast as MomentumContrast,
-    )
-    from hardmix.integrations.metric_learning import (
-        SupConLoss as SupConLoss,
-    )
-    from hardmix.integrations.mixing_options import (
-        MixingOptions as MixingOptions,
-    )
-    from hardmix.integrations.sentence_transformers import (
-        MixedNegativesLoss as MixedNegativesLoss,
-    )
-    from hardmix.integrations.two_tower import (
-        TwoTowerLoss as TwoTowerLoss,
-    )
+    from hardmix.integrations.lightly import NTXentLoss as NTXentLoss
+    from hardmix.integrations.lightning import MomentumContrast as MomentumContrast
+    from hardmix.integrations.metric_learning import SupConLoss as SupConLoss
+    from hardmix.integrations.mixing_options import MixingOptions as MixingOptions
+    from hardmix.integrations.sentence_transformers import MixedNegativesLoss as MixedNegativesLoss
+    from hardmix.integrations.two_tower import TwoTowerLoss as TwoTowerLoss
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

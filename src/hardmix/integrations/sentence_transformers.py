@@ -47,7 +47,7 @@ class MixedNegativesLoss(nn.Module):
 
     Takes (anchor, positive) pairs, triplets, and (anchor, positive, n negatives). A query's
     negatives are all other texts of the batch but anchors, and the positives of the last batches if
-    there is a queue. Texts that equal the query's own positive are left out: they are no negatives.
+    there is a queue. Texts that equal the query's own positive are left out.
     The trainer owns the loop, so this loss writes the queue itself, in training. MatryoshkaLoss
     takes it without queue_size and mini_batch_size.
     """
@@ -239,7 +239,7 @@ def _dim_of(model: nn.Module) -> int:
 
 
 def _split(tokens: Mapping[str, Any], size: int) -> list[dict[str, Any]]:
-    """Return the tokens of `size` texts at a time; values that are no tensors belong to all."""
+    """Return the tokens of `size` texts at a time; other values belong to all."""
     tensors = {name: value for name, value in tokens.items() if _has_rows(value)}
     lengths = {name: len(value) for name, value in tensors.items()}
     if len(set(lengths.values())) != 1 or "cu_seq_lens_q" in tokens:

@@ -30,11 +30,11 @@ class PairOptions(TypedDict, total=False):
     more_images: Float[Tensor, "images dim"] | None
     """Further images that are negatives of all texts."""
     ids: Int[Tensor, " batch"] | None
-    """Pairs of one id, such as two captions of one image, are no negatives of each other."""
+    """Pairs of one id, such as two captions of one image, are not negatives of each other."""
     labels: Int[Tensor, " batch"] | None
     """Pairs of one label are further positives of each other, as in SupCon."""
     exclude: Bool[Tensor, "batch all"] | None
-    """Pairs that are no negatives in either direction: this process's rows, and columns for the
+    """Pairs that are not negatives in either direction: this process's rows, and columns for the
     pairs of all processes."""
     mix: bool
     """False for no points."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hardmix.data.batches import Batch, Loader
 from hardmix.data.image_set import ImageSet
 from hardmix.data.views import ViewKind, usual_views
+from hardmix.errors import InputError
 from hardmix.mixing.family import Denominator, Formula, NegativeFilter, NegativeWeights
 from hardmix.mixing.infonce import Contrast
 from hardmix.mixing.plans import MixPlan
@@ -73,6 +74,15 @@ class Materials(NamedTuple):
     """Number of classes."""
     images: ImageSet | None = None
     """The images themselves, for methods that look at all of them between epochs."""
+
+    def count_images(self, reason: str) -> int:
+        """Return the number of images; raise InputError if they are a stream, `reason` says why."""
+        if self.num_images is None:
+            raise InputError(
+                f"{reason}, but these shards are a stream without numbers: use shards on a disk, a"
+                " folder or a list of images."
+            )
+        return self.num_images
 
 
 @dataclass

@@ -79,13 +79,8 @@ class ImageClusters(nn.Module):
     def __init__(self, config: PretrainConfig, materials: Materials) -> None:
         super().__init__()
         self.config, self.materials = config, materials
-        number, images = config.loss.clusters, materials.num_images
-        if images is None:
-            raise InputError(
-                "loss.filter=same-cluster clusters all images before an epoch, but these shards"
-                " are a stream without numbers: use shards on a disk, a folder or a list of"
-                " images."
-            )
+        number = config.loss.clusters
+        images = materials.count_images("loss.filter=same-cluster clusters all images")
         self.library = choose_library("auto", images, "loss.filter=same-cluster")
         if number > images:
             raise InputError(

@@ -5,7 +5,7 @@ every step. Read in HobbitLong/PyContrast (memory/mem_bank.py): entries start ra
 replacement, and become normalize(m old + (1 - m) new) when their image is seen. Decided: the K
 entries are drawn once for the whole batch instead of for each query, so that they are one matrix,
 as MoCo's queue is, and points can be mixed in closed form; the entry of the query's own image never
-counts as its negative, as happens there now and then; if K is at least as large as the bank, every
+counts as its negative, which it sometimes does there; if K is at least as large as the bank, every
 entry is a negative once.
 """
 
@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from hardmix.data.batches import Batch
-from hardmix.errors import InputError
 from hardmix.methods.base import Materials, Method, StepOutcome, TrainingPosition
 from hardmix.methods.contrast_measures import ContrastOutcome, describe_contrast, hardness_of
 from hardmix.methods.mixing_schedule import MixingSchedule
@@ -36,14 +35,10 @@ class ImageBank(MemoryQueue):
     """A queue whose slot i belongs to image i for good."""
 
     def __init__(self, config: PretrainConfig, materials: Materials, purpose: str = "bank") -> None:
-        if materials.num_images is None:
-            raise InputError(
-                f"method={config.method} stores an embedding of every image, but these shards are a"
-                " stream without numbers: use shards on a disk, a folder or a list of images."
-            )
+        number = materials.count_images(f"method={config.method} stores an embedding of each image")
         seed = seed_of(purpose, config.train.seed)
         generator = torch.Generator().manual_seed(seed)
-        super().__init__(materials.num_images, config.model.dim, generator=generator)
+        super().__init__(number, config.model.dim, generator=generator)
         self.ids.copy_(torch.arange(len(self)))
         self._counters[1] = len(self)
 

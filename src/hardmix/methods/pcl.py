@@ -80,12 +80,7 @@ class Pcl(Moco):
 
     def __init__(self, config: PretrainConfig, materials: Materials) -> None:
         super().__init__(config, materials)
-        images = materials.num_images
-        if images is None:
-            raise InputError(
-                "method=pcl clusters all images before an epoch, but these shards are a stream"
-                " without numbers: use shards on a disk, a folder or a list of images."
-            )
+        images = materials.count_images("method=pcl clusters all images")
         self.library = choose_library(
             self.options.kmeans, images, f"pcl.kmeans={self.options.kmeans}"
         )

@@ -2,7 +2,7 @@
 
     weights       how much each real negative counts in the sum, as a constant: logits -> logs
     filters       which negatives are taken for false ones and left out:        logits -> mask
-    denominators  what the loss is made of its positive and of that sum:        masses -> loss
+    denominators  how the loss follows from its positive and that sum:          masses -> loss
 
 Each is a factory with its paper's settings as defaults, and one line in a table; any callable with
 the same signature may be passed in place of a name. All are ordinary PyTorch on logs: gradients,
@@ -437,7 +437,7 @@ def loss_of_queries(
     """Return the loss of each query.
 
     Args:
-        denominator: what the loss is made of.
+        denominator: how the loss follows from the masses.
         logits: logits of the batch.
         exclude: negatives to leave out.
         log_weights: the log of each real negative's weight.

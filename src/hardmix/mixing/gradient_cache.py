@@ -1,9 +1,9 @@
-"""GradCache (Gao et al. 2021): one loss over a batch that the encoder's memory does not hold.
+"""GradCache (Gao et al. 2021): one loss over a batch that is too large to be encoded at once.
 
-A contrastive loss needs all embeddings at once, but only the encoder needs much memory. So:
-encode chunk by chunk without a graph; take the loss's gradient by the embeddings; encode each chunk
-again, with its graph, and send its part of that gradient through it. The result is that of the
-whole batch, for one more forward pass.
+A contrastive loss needs all embeddings at once, but only the encoder needs much memory. Therefore,
+chunks are encoded without a graph, and the loss gives the gradient of each embedding. Each chunk is
+then encoded again, with its graph, and its part of that gradient is sent through it. The result is
+that of the whole batch, for one more forward pass.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -351,7 +351,7 @@ def _kinds(plan: MixPlan) -> tuple[int, int]:
 
 
 class _OtherPartners(NamedTuple):
-    """Partners that are no negatives: the query, its key, or a vector of the plan; constants."""
+    """Partners that are not negatives: the query, its key, or a vector of the plan; constants."""
 
     logit: Float[Tensor, "batch others"]
     """q.partner / tau; differentiable."""

@@ -100,7 +100,7 @@ class CallOptions(TypedDict, total=False):
     """An id of each query: of its image, item, user or document, or -1. Negatives with the same id
     are left out: they are not negatives of the query, and not positives either."""
     negative_labels: Int[Tensor, " K"] | None
-    """Classes of the shared negatives, if these are no `MemoryQueue`, which knows its own."""
+    """Classes of the shared negatives, unless these are a `MemoryQueue`, which knows its own."""
     negative_ids: Int[Tensor, " K"] | None
     """The same for ids."""
     positives: Bool[Tensor, "batch columns"] | None
@@ -188,7 +188,7 @@ class MochiLoss(nn.Module):
                 says otherwise.
             transformation: a change of the features before they are contrasted (Zhu et al. 2021).
             weights: weights of the real negatives: a name in WEIGHTS, or a `NegativeWeights`.
-            denominator: what the loss is made of its positive and its negatives: a name in
+            denominator: how the loss follows from its positive and its negatives: a name in
                 DENOMINATORS, a `Denominator`, or a function of `Masses`.
             filter_negatives: which negatives are taken for false, and neither contrasted nor
                 mixed: a name in FILTERS, or a `NegativeFilter`.
@@ -286,7 +286,7 @@ class MochiLoss(nn.Module):
             query: q.
             key: k, the positive of the query in the same row. None, or `query` itself, if the
                 samples are contrasted with each other; `labels` then say which are positives.
-            exclude: pairs of samples that are no negatives of each other.
+            exclude: pairs of samples that are not negatives of each other.
             reduction: "none" for the loss of each query, "sum" for their sum.
             gathered: the keys of all processes, `hardmix.gather(key, with_gradient=True)`; those of
                 this process begin at row `first_row`, which is its rank times the batch size.
@@ -487,7 +487,7 @@ class MochiLoss(nn.Module):
             embeddings = _first_negatives(embeddings, num_mixed)
         unchecked = not wants_check(call.check, real) and not in_one_piece(real)
         if unchecked and not bool(real.sum().isfinite()):
-            real = real.nan_to_num()  # ranking refuses NaN; the loss shall be NaN
+            real = real.nan_to_num()  # ranking would refuse NaN, but the loss is NaN
         progress = call.progress
         if isinstance(progress, Tensor):
             progress = progress.reshape(())
@@ -711,9 +711,9 @@ def _widened(
 
 
 def _is_shorter(queue: MemoryQueue, own: Tensor | None) -> bool:
-    """Return whether a queue is not full, and simply a shorter one for this call.
+    """Return whether a queue is not full, and can be treated as a shorter one in this call.
 
-    In `torch.compile` every fill shall be one graph.
+    In `torch.compile` it cannot, so that one graph serves every fill.
     """
     if torch.compiler.is_compiling() or own is not None:
         return False

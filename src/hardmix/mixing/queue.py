@@ -62,8 +62,8 @@ class MemoryQueue(nn.Module):
         self.register_buffer("keys", normalize(torch.randn(size, dim, generator=generator), dim=1))
         self.register_buffer("labels", torch.full((size,), UNKNOWN))
         self.register_buffer("ids", torch.full((size,), UNKNOWN))
-        # Position and fill, on the CPU whatever happens to the module: not a buffer, so that nobody
-        # moves it to a GPU, whom reading it would wait for, or broadcasts it there.
+        # Position and fill. This is not a buffer, so that it stays on the CPU: nothing moves it to
+        # a GPU, where reading it would have to wait, or broadcasts it.
         self._counters = torch.zeros(2, dtype=torch.int64, device="cpu")
 
     @classmethod

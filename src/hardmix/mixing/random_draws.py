@@ -1,8 +1,8 @@
 """Random numbers for the rows of a batch: functions of a seed, the row and the column.
 
 A query's draws then do not depend on how many processes share the batch, and a resumed run repeats
-them. A torch.Generator serves as well: on a CPU it only gives the seed, as drawing every number by
-it takes one thread and long.
+them. A torch.Generator serves as well: on a CPU it only gives the seed, because drawing every
+number from it takes long, on a single thread.
 """
 
 from typing import Protocol, runtime_checkable

@@ -118,7 +118,7 @@ def printed_rows() -> tuple[PaperRow, ...]:
 def paper_rows() -> tuple[PaperRow, ...]:
     """Return every number that the paper's authors measured, without those they copied.
 
-    So is the row "(all queue)", which the paper does not define.
+    The row "(all queue)" is left out too, because the paper does not define it.
     """
     return tuple(row for row in printed_rows() if row.reproduced and not row.all_queue)
 

@@ -47,7 +47,7 @@ def main(path: str) -> None:
     status = 0
     try:
         content = draw_page(Path(path))
-    except Exception as error:  # whatever the files of a stranger lead to
+    except Exception as error:  # the files of a stranger may lead to any
         ours = isinstance(error, InputError)
         sentence = str(error) if ours else f"{type(error).__name__}: {error}"
         content, status = sentence.encode(errors="backslashreplace"), NO_PAGE

@@ -1,16 +1,17 @@
-"""The overview of runs and data: a paragraph, tables, commands, and missing results."""
+"""The overview of runs and data: a paragraph, verdicts, tables, commands, missing results."""
 
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hardmix.report import sentences
 from hardmix.report.evaluation_tables import NO_EVALUATIONS
 from hardmix.report.grouping import SeedGroup
+from hardmix.report.run_figures import first_seeds_first
 from hardmix.report.sentences import counted, listed
 from hardmix.runs.reading import RunRecord, method_uses, number
-from hardmix.runs.summary import data_of, num_images_of, stale_results
+from hardmix.runs.summary import Verdict, data_of, num_images_of, stale_results, verdict_of
 
 FEW = 3
 """Most methods named in a title; beyond this they are only counted."""
@@ -69,6 +70,29 @@ def paragraph_of(groups: Sequence[SeedGroup]) -> str:
     if any(method_uses(run.settings, "mix.num_pairs", unknown=False) for run in runs):
         paragraph.append(sentences.MOCHI)
     return " ".join(paragraph)
+
+
+class RunVerdict(NamedTuple):
+    """The value of a run's pre-training in words, under the run's name and colour."""
+
+    run: str
+    label: str
+    group: int
+    said: Verdict
+
+
+def verdicts_of(groups: Sequence[SeedGroup], missing: list[str]) -> list[RunVerdict]:
+    """Return the verdicts of the runs that have one; older runs have none."""
+    verdicts = []
+    for group, run in first_seeds_first(groups):
+        if "verdict" not in run.results:
+            continue
+        said = verdict_of(run.results["verdict"])
+        if said is None:
+            missing.append(sentences.NO_VERDICT.format(run=run.name))
+        else:
+            verdicts.append(RunVerdict(run.name, run.label, group.number, said))
+    return verdicts
 
 
 def run_rows(groups: Sequence[SeedGroup]) -> list[RunRow]:

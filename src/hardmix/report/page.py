@@ -27,7 +27,6 @@ from hardmix.report import (
     overview,
     run_figures,
     training_curves,
-    verdicts,
 )
 from hardmix.report.evaluation_tables import axis_of
 from hardmix.report.looking import look_at_runs
@@ -125,7 +124,7 @@ def render(
         "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "page_versions": versions(),
         "evaluations": evaluation_tables.evaluations_of(groups),
-        "verdicts": verdicts.verdicts(groups, missing),
+        "verdicts": overview.verdicts_of(groups, missing),
         "links": live is None,  # a page from a server may not open files
         **curve_context(groups),
         **picture_context(groups, missing, draw=live is None),

@@ -3,8 +3,8 @@
 A checkpoint is a safetensors file and a JSON manifest with its sha256, written in that order, each
 to a temporary file that is synced and renamed. The tensors are named by their content, because a
 step may be saved twice with different tensors (PCL clusters between two steps): the first ones stay
-until the manifest names the second. Kept are the two newest, those marked to be kept, and the best
-by k-NN, named in best.json. One that does not match its checksum is skipped.
+until the manifest names the second. The two newest are kept, and so are those marked to be kept and
+the best by k-NN, which best.json names. One that does not match its checksum is skipped.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ from hardmix.runtime.files import most_weights, read_file, read_json, sync_folde
 FORMAT = 3
 """1 has no checksum of the manifest; since 3, tensors are named by their content."""
 BITS = 4
-"""Raised when the same settings give other bits, as random numbers drawn in another way do; the
-causes stand in CHANGELOG. Runs of older versions go on, and say that they do so with other bits."""
+"""Raised by one when the same settings give other bits, for example because random numbers are
+drawn in another way; CHANGELOG names the causes. Older runs can be resumed, with a notice."""
 KEPT = 2
 BEST = "best.json"
 
@@ -173,7 +173,7 @@ def _tensors(folder: Path, manifest: dict[str, Any]) -> dict[str, Tensor] | None
     if not _is_whole(manifest):
         return None
     try:
-        # Only the name: a manifest of somebody else's cannot lead out of the folder.
+        # Only the name, so that somebody else's manifest cannot lead out of the folder.
         data = read_file(folder / Path(str(manifest["file"])).name, most_weights())
         if hashlib.sha256(data).hexdigest() != manifest.get("sha256"):
             return None

@@ -139,7 +139,7 @@ class Run:
         return dataclasses.replace(config, data=dataclasses.replace(config.data, root=root))
 
     def write_config(self, config: PretrainConfig) -> None:
-        """Write config.json: at the start, and when a resumed run changes what it may."""
+        """Write config.json: at the start, and when a resumed run changes some of its settings."""
         if is_main():
             write_atomically(self.config_file, to_json(config))
 

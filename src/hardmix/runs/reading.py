@@ -270,7 +270,7 @@ def _unknown_settings(name: str, settings: dict[str, Any]) -> list[str]:
     if absent:
         sentences.append(
             f"{name}: an older version did not record {', '.join(absent)}; it is only grouped with"
-            " runs that lack the same."
+            " runs that lack them, too."
         )
     return sentences
 

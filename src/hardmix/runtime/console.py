@@ -46,7 +46,7 @@ def speak_as(rank: int) -> None:
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Print nothing within the context, not even warnings: what is done will be done again."""
+    """Print nothing within the context, not even warnings: the same will be done again."""
     before = _out.quiet, _err.quiet
     _out.quiet = _err.quiet = True
     try:

@@ -113,7 +113,7 @@ def append_line(file: Path, text: str) -> None:
     try:
         with file.open("ab", buffering=0) as out:
             data = (text + "\n").encode()
-            while data:  # a disk that is nearly full takes a part
+            while data:  # a disk that is nearly full accepts only a part
                 data = data[out.write(data) :]
     except OSError:
         if file.exists():

@@ -1,8 +1,8 @@
 """Code and commands by name: a user's own functions, 'mypackage.module:function', and streams.
 
 Names are stored in config.json and in encoder files, which may come from anyone. **A name is only
-used if the user has named the same in this call**: a command allows the names on its command line,
-a program those that it passes to `allow_code`. All others are refused. The current folder is
+used if the user has given it in this call, too**: a command allows the names on its command line, a
+program those that it passes to `allow_code`. All others are refused. The current folder is
 searched only for names that are allowed.
 """
 
@@ -62,7 +62,7 @@ def check_allowed(name: str, setting: str, where: str = "the config") -> None:
 
 
 def is_own(name: str) -> bool:
-    """Return whether a name has the form 'mypackage.module:function'; 'timm:NAME' has not."""
+    """Return whether a name has the form 'mypackage.module:function'; 'timm:NAME' does not."""
     module, _, function = name.partition(":")
     return module != "timm" and all(part.isidentifier() for part in [*module.split("."), function])
 

@@ -23,7 +23,7 @@ class StopRequest:
 
 @contextmanager
 def listening() -> Iterator[StopRequest]:
-    """Record signals instead of dying of them; Python allows this in the main thread only."""
+    """Record signals instead of being ended by them; Python allows this in the main thread only."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

@@ -26,7 +26,18 @@ LinearPreset = Literal["imagenet100", "imagenet1k", "official-moco"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnnOptions:
+class EvaluationOptions:
+    """Options of every evaluation of an encoder, your own included."""
+
+    checkpoint: str | None = None
+    """A checkpoint of the run to evaluate instead of its encoder: its step, as step-00000012, or
+    its epoch. Unset: the trained encoder, or the newest checkpoint of an unfinished run."""
+    precision: EvaluationPrecision = "fp32"
+    """Number format of the encoder's forward passes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnnOptions(EvaluationOptions):
     """Measure the k-NN accuracy of a run's encoder; nothing is trained."""
 
     k: int | None = None
@@ -37,12 +48,6 @@ class KnnOptions:
     baseline: tuple[Baseline, ...] = ()
     """Also score untrained baselines: raw pixels, the network with random weights, or a colour
     histogram."""
-
-    checkpoint: str | None = None
-    """A checkpoint of the run to evaluate instead of its encoder: its step, as step-00000012, or
-    its epoch. Unset: the trained encoder, or the newest checkpoint of an unfinished run."""
-    precision: EvaluationPrecision = "fp32"
-    """Number format of the encoder's forward passes."""
 
     def __post_init__(self) -> None:
         check_choices(self, "knn")
@@ -74,7 +79,7 @@ class LinearConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearOptions:
+class LinearOptions(EvaluationOptions):
     """Train a linear classifier on a run's frozen encoder.
 
     With a preset, this follows the paper's protocol: the classifier is trained on random crops.
@@ -105,12 +110,6 @@ class LinearOptions:
     seed: int = 0
     """Seed of the classifier that is trained on crops."""
 
-    checkpoint: str | None = None
-    """A checkpoint of the run to evaluate instead of its encoder: its step, as step-00000012, or
-    its epoch. Unset: the trained encoder, or the newest checkpoint of an unfinished run."""
-    precision: EvaluationPrecision = "fp32"
-    """Number format of the encoder's forward passes."""
-
     def __post_init__(self) -> None:
         check_choices(self, "linear")
         check_at_least(self, "linear", penalty=0)
@@ -128,7 +127,7 @@ class LinearOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneConfig:
+class FinetuneConfig(EvaluationOptions):
     """Fine-tune all weights on a fraction of the labels; not in the paper."""
 
     labels: float = 1.0
@@ -151,22 +150,21 @@ class FinetuneConfig:
     untrained: bool = False
     """Start from random weights, for comparison."""
 
-    precision: EvaluationPrecision = "fp32"
-    """Number format of the encoder's forward passes."""
-
     def __post_init__(self) -> None:
         check_choices(self, "finetune")
         check_at_least(self, "finetune", epochs=1, batch_size=1, weight_decay=0, seed=0)
         check_above(self, "finetune", labels=0, lr=0, classifier_lr=0)
         check_between(self, "finetune", 0.0, 1.0, "labels", "min_scale")
+        if self.untrained and self.checkpoint is not None:
+            raise InputError(
+                f"finetune.untrained with finetune.checkpoint={self.checkpoint}: random weights do"
+                " not come from a checkpoint; omit one of the two."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnOptions:
+class OwnOptions(EvaluationOptions):
     """Evaluate a run's encoder by your own function: hardmix mypackage:function RUN."""
-
-    precision: EvaluationPrecision = "fp32"
-    """Number format of the encoder's forward passes."""
 
     def __post_init__(self) -> None:
         check_choices(self, "evaluation")

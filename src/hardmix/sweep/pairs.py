@@ -96,7 +96,7 @@ class MeasuredTrend:
     trend: Trend
     measure: Measure
     slopes: dict[int, float]
-    """Points of gain per 10 percent, or per 0.1 of a measure that is no fraction, by seed."""
+    """Points of gain per 10 percent, or per 0.1 of a measure that is not a fraction, by seed."""
     means: dict[int, float]
     """Mean gain over the rows, by seed."""
 

@@ -80,9 +80,9 @@ def pretrain(
     `trunk` is your own network, `strategy` your own plan for synthetic points, `weights`,
     `denominator` and `filter_negatives` your own parts of the loss, `images` your own image set,
     and `views` your own pipeline that makes a view of an image (for all but the trunk the saved
-    config says "own"). `on_log` is called with every line of
-    metrics.jsonl. With `resume` a stopped run continues from its last checkpoint, and a finished
-    run continues from its end if more epochs are asked for (App. C.1: the 800-epoch runs).
+    config says "own"). `on_log` is called with every line of metrics.jsonl. With `resume` a stopped
+    run continues from its last checkpoint, and a finished run continues from its end if more epochs
+    are asked for (App. C.1: the 800-epoch runs).
 
     SIGTERM, SIGINT and SIGUSR1 save a checkpoint and raise `UnfinishedError`. If results cannot be
     written, for example on a full disk, `OutputError` is raised at the end. With torch.distributed
@@ -207,7 +207,7 @@ def train(training: Training) -> None:
     with progress(config.method, epochs * steps, training.step) as meter, dead_workers_named():
         for epoch in range(training.epoch, epochs):
             training.method.begin_epoch(epoch)
-            if training.position < steps:  # else stopped while its accuracy was measured
+            if training.position < steps:  # otherwise stopped while its accuracy was measured
                 train_epoch(training, epoch, meter)
                 record_hardness(training, epoch)
             check_ranks_agree(training)

@@ -1,9 +1,10 @@
 """R50-C4 as the paper fine-tunes it (Sec. 5): Faster R-CNN, or Mask R-CNN with a mask branch.
 
-Built from torchvision's operators, and numerically the detector that detectron2 builds from MoCo's
-configuration, with its rules throughout. In the order of an image's way: the trunk's conv1 to
-layer3, the region proposal network, the RoI heads around layer4, the detections. Batch norm is
-trained everywhere; with several processes, the caller replaces it by a synchronised one.
+It is built from torchvision's operators, and is numerically the detector that detectron2 builds
+from MoCo's configuration, with its rules throughout. The parts are in the order in which an image
+passes through them: the trunk's conv1 to layer3, the region proposal network, the RoI heads around
+layer4, the detections. Batch norm is trained everywhere; with several processes, the caller
+replaces it by a synchronised one.
 """
 
 from functools import cache
