@@ -32,7 +32,7 @@ from benchmarks.suite import (
     write_report,
 )
 from hardmix.errors import InputError
-from hardmix.runtime.console import say
+from hardmix.runtime.console import QUIET_SECONDS, say
 
 STAND_IN_PROCESSES = 2
 """Processes that stand in for as many GPUs with --device cpu."""
@@ -176,15 +176,24 @@ def do(each: Check, machine: Machine, run: RunBenchJob) -> dict[str, Any]:
                 seconds=each.limit,
             )
             try:
-                (found,) = run(job, _quiet)
+                (found,) = run(job, _telling())
             except Exception as error:  # the process crashed, was killed, or took too long
                 found = {"result": "failed", "words": f"{error}"}
     seconds = round(time.perf_counter() - started, 1)
     return {"check": each.name, "claim": each.claim, **found, "seconds": seconds}
 
 
-def _quiet(_: str) -> None:
-    """Ignore the progress within a check."""
+def _telling() -> Tell:
+    """Return a function that prints the progress within a check, from time to time."""
+    said = time.monotonic()
+
+    def tell(words: str) -> None:
+        nonlocal said
+        if time.monotonic() - said > QUIET_SECONDS:
+            say(f"  {words}")
+            said = time.monotonic()
+
+    return tell
 
 
 def verdict(checks: list[dict[str, Any]], notes: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ from torch.nn.functional import normalize
 
 from benchmarks import growth, suite
 from benchmarks.images import listed, photographs, repeated
-from benchmarks.jobs import ROOT, SEED, Row, Setup, Tell, run_job
+from benchmarks.jobs import ROOT, SEED, BenchJob, Row, Setup, Tell, run_job
 from benchmarks.limits import Limit, at_most, faster, judge
 from benchmarks.loss import LARGE, SMALL, label as loss_label
 from benchmarks.rounds import milliseconds, synchronize
@@ -730,8 +730,15 @@ def rates(machine: Machine, _: Path, tell: Tell) -> Found:
 def part(name: str) -> Callable[[Machine, Path, Tell], Found]:
     """Return the check that measures a part of the benchmark and judges `GPU_LIMITS`."""
 
-    def look(machine: Machine, _: Path, __: Tell) -> Found:
-        rows = suite.measure_part(name, machine.setup, run_job)
+    def look(machine: Machine, _: Path, tell: Tell) -> Found:
+        def run_and_tell(job: BenchJob, advance: Tell) -> list[Row]:
+            def both(words: str) -> None:
+                advance(words)
+                tell(words)
+
+            return run_job(job, both)
+
+        rows = suite.measure_part(name, machine.setup, run_and_tell)
         return Found(f"measured {len(rows)} settings; see the tables", parts={name: rows})
 
     return look

@@ -64,6 +64,7 @@ def test_a_check_passes_on_the_pretended_gpu(name, tmp_path):
 
         with patch("torch.cuda.set_sync_debug_mode", set_sync_debug_mode):
             found = attempt(name, tmp_path, machine)
+        assert log.mixed_devices == [], log.by_place(log.mixed_devices)
     assert found["result"] == "passed", found
 
 

@@ -13,6 +13,8 @@ from hardmix.settings.config import DataConfig, PretrainConfig, TrainConfig
 from hardmix.settings.saved import check_same_run
 from pretended_gpu import GPU, pretended_gpu
 
+MOST_LAUNCHES = 66  # counted: 62
+"""Launches of the crops and flips of a batch of four images, beside the decoder's own."""
 SIZES = [(60, 80), (90, 50), (64, 64), (48, 70), (70, 50), (52, 64), (80, 80), (66, 54)]
 
 
@@ -53,6 +55,17 @@ def nvjpeg(monkeypatch, tmp_path):
 
     monkeypatch.setattr(gpu_decoding, "_decode_jpeg", lambda: decode)
     return calls
+
+
+def test_few_operations_follow_the_decoder(folder, nvjpeg):
+    images = open_images(config_of(folder))
+    with pretended_gpu() as log:
+        batches = ViewLoader(images, config_of(folder), 4, 0, GPU).epoch(0)
+        next(batches)
+        log.clear()
+        next(batches)
+        assert len(log.launches) <= MOST_LAUNCHES, log.by_place(log.launches)
+    assert nvjpeg
 
 
 def batches_of(folder, device, decoder):
