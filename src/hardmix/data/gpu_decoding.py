@@ -43,7 +43,7 @@ class ReadFiles(NamedTuple):
     seconds: float = 0.0
 
 
-class Decoded(NamedTuple):
+class DecodedBatch(NamedTuple):
     """Images of different sizes in one tensor on the GPU, each in its upper left corner."""
 
     pixels: UInt8[Tensor, "batch channels height width"]
@@ -121,7 +121,7 @@ def _as_tensor(data: bytes) -> UInt8[Tensor, " bytes"]:
 
 def decoded(
     read: ReadFiles, images: ImageSet, most: int, device: torch.device
-) -> tuple[ReadFiles, Decoded]:
+) -> tuple[ReadFiles, DecodedBatch]:
     """Decode a batch on the GPU; return it with what was read, which damaged files may change."""
     decode = _decode_jpeg()
     assert decode is not None, "checked before"
@@ -134,7 +134,7 @@ def decoded(
         again = _read(images, read.wanted.tolist(), most, ImageSet.image)
         read = again._replace(unreadable=read.unreadable | again.unreadable)
         if len(read.unreadable) > most:
-            return read, Decoded(
+            return read, DecodedBatch(
                 torch.empty(0, 3, 1, 1, dtype=torch.uint8), *torch.empty(2, 0).long()
             )
         pixels = list(read.files)
@@ -143,7 +143,7 @@ def decoded(
     whole = torch.zeros(shape, dtype=torch.uint8, device=device)
     for place, image in enumerate(pixels):
         whole[place, :, : image.shape[1], : image.shape[2]] = send(image, device)
-    return read, Decoded(whole, heights, widths)
+    return read, DecodedBatch(whole, heights, widths)
 
 
 @cache
