@@ -60,7 +60,7 @@ def nvjpeg(monkeypatch, tmp_path):
 def test_few_operations_follow_the_decoder(folder, nvjpeg):
     images = open_images(config_of(folder))
     with pretended_gpu() as log:
-        batches = ViewLoader(images, config_of(folder), 4, 0, GPU).epoch(0)
+        batches = ViewLoader(images, config_of(folder), 4, 0, GPU, decodes=True).epoch(0)
         next(batches)
         log.clear()
         next(batches)
@@ -70,7 +70,8 @@ def test_few_operations_follow_the_decoder(folder, nvjpeg):
 
 def batches_of(folder, device, decoder):
     images = open_images(config_of(folder))
-    return list(ViewLoader(images, config_of(folder, decoder), 4, 0, device).epoch(0))
+    options = {"decodes": decoder == "cuda"}
+    return list(ViewLoader(images, config_of(folder, decoder), 4, 0, device, **options).epoch(0))
 
 
 def test_a_gpu_that_decodes_makes_the_views_of_a_cpu_without_waiting(folder, nvjpeg):
@@ -90,7 +91,7 @@ def test_a_damaged_file_is_replaced_by_the_next_as_usual(folder, nvjpeg):
     (folder / "4.jpg").write_bytes((folder / "4.jpg").read_bytes()[:300])
     images = open_images(config_of(folder))
     with pretended_gpu():
-        loader = ViewLoader(images, config_of(folder), 4, 0, GPU)
+        loader = ViewLoader(images, config_of(folder), 4, 0, GPU, decodes=True)
         ids = torch.cat([batch.ids.held for batch in loader.epoch(0)])
     assert sorted(ids.tolist()) == [0, 1, 2, 3, 5, 5, 6, 7]
     assert "4.jpg" in loader.unreadable[4]

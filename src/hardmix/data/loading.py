@@ -113,6 +113,7 @@ def open_loader(
         parts=train.accumulate,
         pipelines=pipelines,
         compiled=compiled,
+        decodes=data.decoder == "cuda",
     )
     if pipelines is not None:  # errors are raised now, not later in a worker process
         first = torch.tensor([first_readable(images)])
@@ -125,9 +126,9 @@ class ViewLoader:
     """Views of every image, in a new order each epoch.
 
     Images that do not fill a batch are left out, or with `keep_last` make a smaller one. With
-    `views=1`, for training on labels, the key is the query. An unreadable image is replaced by the
-    next readable one; `unreadable` has those that this rank has met and the reasons, and more of
-    them than data.max_unreadable stop the run.
+    `views=1`, for training on labels, the key is the query. With `decodes`, a GPU decodes JPEGs.
+    An unreadable image is replaced by the next readable one; `unreadable` has those that this rank
+    has met and the reasons, and more of them than data.max_unreadable stop the run.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class ViewLoader:
         pipelines: tuple[Pipeline, ...] | None = None,
         keep_last: bool = False,
         compiled: bool = False,
+        decodes: bool = False,
     ) -> None:
         self.steps_per_epoch = steps_of(len(images), batch_size)
         if keep_last:
@@ -154,7 +156,7 @@ class ViewLoader:
         self.images, self.config, self.seed, self.device = images, config, seed, device
         self.batch_size, self._rows = batch_size, rows_of(rank, world_size, batch_size, parts)
         self.unreadable: dict[int, str] = {}
-        self._prepared = False
+        self._prepared, self._decodes = False, decodes
         self._pool: WorkerPool[tuple[int, list[int]], ReadImages] | None = None
         self._files: WorkerPool[tuple[int, list[int]], ReadFiles] | None = None
 
@@ -162,7 +164,7 @@ class ViewLoader:
         """Decode the images to be cached, once, so that the first batch does not wait for them."""
         if not self._prepared:
             self._prepared = True
-            if self.config.decoder == "cuda":
+            if self._decodes:
                 return
             self.images = self.images.decode_once(epochs=True)
 
@@ -191,10 +193,8 @@ class ViewLoader:
             if len(ids) > self._rows[0]  # a rank may have no row of a last, smaller batch
         ]
         if self.images.tensor is None or self._pipelines is not None:
-            decodes = self.config.decoder == "cuda" and self._coloured_on.type != "cpu"
-            yield from (
-                self._decoded_there(epoch, steps) if decodes else self._from_files(epoch, steps)
-            )
+            read = self._decoded_there if self._decodes else self._from_files
+            yield from read(epoch, steps)
             return
         for ids in steps:
             with timed("decode"):
