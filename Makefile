@@ -55,7 +55,7 @@ gpu: $(READY)
 	$(BIN)/python -m benchmarks gpu --out gpu.json \
 	  $(if $(CIFAR),--cifar "$(CIFAR)") $(if $(JPEG),--jpeg "$(JPEG)") $(if $(VOC),--voc "$(VOC)")
 
-# The older table of docs/results.md: two processes of one thread each, as it was made. CIFAR is the folder of
+# The older table of docs/results-older.md: two processes of one thread each, as it was made. CIFAR is the folder of
 # CIFAR-10; without it, the embedded images alone. Results lie in runs/results-*. On 2 cores about
 # 25 minutes for the embedded images and 2 h 25 min for CIFAR-10, by the times of the runs.
 SHAPES := sweep table1 --scale shapes --out runs/results-shapes --first-seed 1

@@ -111,5 +111,5 @@ def peer_block(
 def hardmix_block(training: Training, steps: int, device: str) -> float:
     """Return the milliseconds of the last steps of an epoch, trained by `hardmix pretrain`."""
     training.position = training.loader.steps_per_epoch - steps
-    meter = Meter(None, "end to end", steps, 0)
+    meter = Meter("end to end", steps, 0)
     return milliseconds(partial(train_epoch, training, 0, meter), device)

@@ -15,8 +15,8 @@ DIM = 64
 
 def read_digits() -> tuple[Tensor, Tensor]:
     """Return images as rows of 8 x 8 numbers from 0 to 1, and the digit that each shows."""
-    digits = load_digits()
-    return torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    pixels, digits = load_digits(return_X_y=True)
+    return torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(digits)
 
 
 def view(images: Tensor) -> Tensor:
@@ -42,4 +42,4 @@ def found(encoder: nn.Module) -> float:
     images = read_digits()[0][:500]
     first, second = (normalize(encoder(view(images)), dim=1) for _ in range(2))
     closest = (first @ second.T).argmax(dim=1)
-    return (closest == torch.arange(len(images))).float().mean().item()
+    return float((closest == torch.arange(len(images))).float().mean())

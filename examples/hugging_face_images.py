@@ -9,6 +9,7 @@ drawn in memory.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import tyro
@@ -34,7 +35,7 @@ def main(
     queue_size: int = 64,
 ) -> Dataset:
     """Pre-train; return the set with a column `features`. A real set wants a queue of thousands."""
-    images = small_set() if name is None else load_dataset(name, split=split)
+    images: Any = small_set() if name is None else load_dataset(name, split=split)
     folder = out.with_name(f"{out.name}-images")
     for index, row in enumerate(images):  # a folder for each class, if known: only k-NN looks
         file = folder / str(row.get("label", "images")) / f"{index:07d}.png"

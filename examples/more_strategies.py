@@ -7,6 +7,7 @@ python examples/more_strategies.py [--steps 20]
 """
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 import tyro
@@ -26,6 +27,7 @@ def narrowing(candidates: Candidates) -> hardmix.MixPlan:
 
 def slerp(candidates: Candidates) -> hardmix.MixPlan:
     """Make MoCHi's points, each at the angle share * angle from its negative."""
+    assert candidates.embeddings is not None  # a loss gives them to every strategy
     plan, negatives = plan_points(candidates), candidates.embeddings.negatives
     base, other = plan.base.clamp(min=0), plan.partner.clamp(min=0)
     cosine = (negatives[base] * negatives[other]).sum(dim=2)
@@ -38,6 +40,7 @@ def slerp(candidates: Candidates) -> hardmix.MixPlan:
 
 def three_way(candidates: Candidates) -> hardmix.MixPlan:
     """Mix three negatives: the plan has `vectors` of its own, mixes of two, as partners."""
+    assert candidates.embeddings is not None
     number, negatives = candidates.num_pairs, candidates.embeddings.negatives
     which = (candidates.uniform(3 * number) * candidates.hardest.number).long()
     rows = candidates.hardest.positions.gather(1, which).unflatten(1, (3, number))
@@ -54,11 +57,11 @@ def main(steps: int = 20) -> dict[str, float]:
     torch.manual_seed(0)
     strategies = {"MoCHi": plan_points, "narrowing": narrowing, "slerp": slerp, "three": three_way}
     sums = dict.fromkeys(strategies, 0.0)
-    counts = {"num_hardest": 32, "num_pairs": 16, "num_with_query": 0}
+    of_counts = partial(Candidates, num_hardest=32, num_pairs=16, num_with_query=0)
     for _ in range(steps):
         query, key, negatives = (normalize(torch.randn(n, 16), dim=1) for n in (8, 8, 256))
         embeddings = Embeddings(query, key, negatives)
-        candidates = Candidates(logits=query @ negatives.T, embeddings=embeddings, **counts)
+        candidates = of_counts(logits=query @ negatives.T, embeddings=embeddings)
         for name, strategy in strategies.items():
             points = hardmix.materialize(strategy(candidates), query, key, negatives)
             sums[name] += float((points @ query.unsqueeze(2)).mean()) / steps

@@ -46,11 +46,12 @@ def main(steps: int = 100, num_skipped: int = 64) -> tuple[float, float]:
         optimizer.zero_grad()
         loss(query, key, memory).backward()
         optimizer.step()
-        memory.enqueue(key, labels[rows], ids=rows)
+        memory.enqueue(key, labels=labels[rows], ids=rows)
 
-    shares = []
+    shares, rows = [], torch.arange(64)
+    query, key = encoder(view(images[rows])).detach(), key_encoder(view(images[rows]))
     for chosen in (MochiLoss(128, 128, 16), loss):
-        _, plan = chosen.contrast(query.detach(), key, memory, memory.same_image(rows))
+        _, plan = chosen.contrast(query, key, memory, ids=rows)
         assert plan is not None
         shares.append(float(false_parents(plan, memory.same_class(labels[rows])).pairs_both))
     print(f"points with two false parents: MoCHi {shares[0]:.0%}, semi-hard {shares[1]:.0%}")

@@ -28,4 +28,4 @@ def recall(users: nn.Embedding, items: nn.Embedding, held_out: Tensor, seen: Ten
         scores = normalize(users.weight) @ normalize(items.weight).T
     first = scores.masked_fill(seen, -2).topk(20).indices
     user, item = held_out.T
-    return (first[user] == item.unsqueeze(1)).any(dim=1).float().mean().item()
+    return float((first[user] == item.unsqueeze(1)).any(dim=1).float().mean())

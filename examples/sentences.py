@@ -7,7 +7,7 @@ import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-from transformers import BertConfig, BertModel, BertTokenizerFast
+from transformers import BertConfig, BertModel, BertTokenizer
 
 SIZES = {"small": "little", "large": "big", "huge": "enormous", "slim": "thin"}
 COLOURS = {"red": "crimson", "green": "emerald", "blue": "azure", "grey": "ashen"}
@@ -32,9 +32,14 @@ def tiny_model() -> SentenceTransformer:
     pairs = sentence_pairs()
     words = sorted(set(" ".join([*pairs["anchor"], *pairs["positive"]]).split()))
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
-    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = BertConfig(vocab_size=len(vocabulary), intermediate_size=128, **sizes)
-    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(vocabulary)})
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=128,
+    )
+    tokenizer = BertTokenizer(vocab={word: i for i, word in enumerate(vocabulary)})
     with tempfile.TemporaryDirectory() as folder:
         BertModel(config).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -46,4 +51,4 @@ def found(model: SentenceTransformer, pairs: Dataset) -> float:
     """Return the share of sentences to which their own paraphrase is the closest of all."""
     first, second = model.encode(pairs["anchor"]), model.encode(pairs["positive"])
     closest = model.similarity(first, second).argmax(dim=1)
-    return (closest == torch.arange(len(pairs))).float().mean().item()
+    return float((closest == torch.arange(len(pairs))).float().mean())

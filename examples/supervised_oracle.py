@@ -34,6 +34,7 @@ def train(steps: int, batch_size: int, oracle: bool) -> Outcome:
     loss = MochiLoss(num_hardest=128, num_pairs=128, num_with_query=16, temperature=0.2)
     memory = MemoryQueue(size=1024, dim=DIM)
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=1e-3)
+    false_points = 0.0
     for _ in range(steps):
         rows = torch.randint(len(images), (batch_size,))
         follow(key_encoder, encoder)
@@ -45,9 +46,9 @@ def train(steps: int, batch_size: int, oracle: bool) -> Outcome:
         optimizer.zero_grad()
         outcome.loss.backward()
         optimizer.step()
-        memory.enqueue(key, labels[rows])
-    assert plan is not None
-    false_points = float(false_parents(plan, same_class).pairs_at_least_one)
+        memory.enqueue(key, labels=labels[rows])
+        assert plan is not None
+        false_points = float(false_parents(plan, same_class).pairs_at_least_one)
     features = encoder(images).detach()
     return Outcome(false_points, alignment(features, labels), uniformity(features))
 

@@ -4,8 +4,9 @@
 
 Each loop is trained with its example's settings and one change, with the same seeds. A change is a
 replacement of the loss's options. The text loop, which finds every paraphrase after 25 steps, is
-stopped after 10. Every result is one line of loops.jsonl; runs that are
-there are not made again. `python experiments/results.py` writes the table of docs/library.md.
+stopped after 10, and trained for 160 to see what a queue does. Every result is one line of
+loops.jsonl; runs that are there are not made again. `python experiments/results.py` writes the
+table of docs/family.md.
 """
 
 import argparse
@@ -33,10 +34,16 @@ LOOPS = {
     "two_towers": "TwoTowerLoss",
     "recommender": "MochiLoss",
     "supcon_waveforms": "SupConLoss",
+    "sentence_transformers_loop, longer": "MixedNegativesLoss",
 }
-"""The loss in each example."""
-STEPS = {"sentence_transformers_loop": 10}
+"""The loss in each example, whose module is the name before the comma."""
+STEPS = {"sentence_transformers_loop": 10, "sentence_transformers_loop, longer": 160}
 """Numbers of steps that differ from the example's."""
+QUEUES: dict[str, dict[str, Any]] = {
+    "queue": {"queue_size": 64, "queue_after": 2},
+    "queue at once": {"queue_size": 64, "queue_after": 0},
+    "queue after 100 steps": {"queue_size": 64},
+}
 
 PLAIN = {"num_pairs": 0, "num_with_query": 0, "weights": "none"}
 CHANGES: dict[str, dict[str, Any]] = {
@@ -58,7 +65,7 @@ HARDEST = {
 
 def options_of(loop: str, change: str) -> dict[str, Any]:
     """Return the options of the loss that a change sets."""
-    number = HARDEST[loop]
+    number = HARDEST[loop.partition(",")[0]]
     pairs = {"num_hardest": "sixteenth", "num_pairs": number}
     mixed = {
         "mixed pairs": pairs,
@@ -89,6 +96,8 @@ def main() -> None:
 
 def changes_of(loop: str) -> list[str]:
     """Return the changes that a loop is tried with; masks are its own."""
+    if loop.endswith("longer"):
+        return ["plain", "queue at once", "queue after 100 steps"]
     masks = {
         "plain_pytorch": ["without ids"],
         "recommender": ["without the mask", "without the mask, above-positive", "logq weights"],
@@ -102,7 +111,7 @@ def changes_of(loop: str) -> list[str]:
 
 def trained(loop: str, change: str, seed: int) -> dict[str, float]:
     """Return the share found before and after training, in percent."""
-    module = import_module(loop)
+    module = import_module(loop.partition(",")[0])
     with changed(module, loop, change):
         steps = {"steps": STEPS[loop]} if loop in STEPS else {}
         before, after = module.main(seed=seed, **steps)[:2]
@@ -130,10 +139,8 @@ def with_options(loss: Callable[..., Any], loop: str, change: str) -> Callable[.
         if change == "supcon-in":
             options = {"denominator": "supcon-in"}
         return partial(loss, **{**options, **options_of(loop, change)})
-    if loop in ("two_towers", "sentence_transformers_loop"):
-        options = options_of(loop, change)
-        if change == "queue":
-            options = {"queue_size": 64, "queue_after": 2}
+    if loop.startswith(("two_towers", "sentence_transformers_loop")):
+        options = QUEUES.get(change) or options_of(loop, change)
         return lambda *arguments, **_: loss(*arguments, **options)
     return partial(own_loss, loss, loop, change)
 

@@ -259,11 +259,13 @@ Evidence = Mapping[str, Row]
 """Results by GRID/ROW."""
 
 
-def filled(page: str, evidence: Evidence) -> str:
-    """Return the page with every table as it follows from the records."""
+def filled(page: str, evidence: Evidence, more: Mapping[str, str]) -> str:
+    """Return the page with every table as it follows from the records; `more` are not of grids."""
 
     def block(match: re.Match[str]) -> str:
-        return f"{match['begin']}{render(TABLES[match['name']], evidence)}\n{match['end']}"
+        name = match["name"]
+        text = more[name] if name in more else render(TABLES[name], evidence)
+        return f"{match['begin']}{text}\n{match['end']}"
 
     return BLOCK.sub(block, page)
 

@@ -4,8 +4,8 @@
 
 For each file in grids/ it writes tables into tables/ and figures into tables/figures, as `hardmix
 sweep GRID --collect --pairs` does; nothing is trained. Then it draws the figures of
-docs/results.md, which combine grids, and writes the tables of that page and of the README. With
---check it only reports tables that differ from the records.
+docs/results.md, which combine grids, and writes the tables of that page, of the README and, from
+loops.jsonl, of docs/library.md. With --check it only reports tables that differ from the records.
 """
 
 import os
@@ -13,9 +13,10 @@ import shutil
 import sys
 from pathlib import Path
 
+from loops_table import loops_table
 from page import OWN_VIEWS, WEAK_VIEWS, Evidence, Row, filled, runs_of
 
-from hardmix.analysis.paired_gains import GainLine, GainPoint, forest, gain_over
+from hardmix.analysis.paired_gains import GainLine, GainPoint, forests_beside, gain_over
 from hardmix.analysis.picture import save
 from hardmix.sweep.own_grids import read_grid
 from hardmix.sweep.pairs import refused_pairs, student_interval
@@ -28,7 +29,7 @@ FOLDER = Path(os.path.relpath(Path(__file__).parent))
 TABLES, DOCS = FOLDER / "tables", FOLDER.parent / "docs"
 PENDING = ("long", "warm-up")
 """Grids whose runs are not complete, and whose results are not read (experiments/plan.md)."""
-PAGES = (DOCS / "results.md", FOLDER.parent / "README.md")
+PAGES = (DOCS / "results.md", DOCS / "family.md", FOLDER.parent / "README.md")
 
 EVERYWHERE = (
     ("question-2-views/colour-0.08-mochi", "crops from 0.08, colours"),
@@ -69,7 +70,7 @@ def main() -> None:
     """Write the tables and figures of each grid, then those that combine grids."""
     grids = complete_grids()
     evidence = read_all(grids)
-    pages = {page: filled(page.read_text(), evidence) for page in PAGES}
+    pages = {page: filled(page.read_text(), evidence, {"loops": loops_table()}) for page in PAGES}
     if "--check" in sys.argv:
         stale = [page.name for page, text in pages.items() if text != page.read_text()]
         if stale:
@@ -125,13 +126,13 @@ def read(options: SweepOptions) -> Evidence:
 
 def draw(evidence: Evidence) -> None:
     """Draw all gains of MoCHi, and those at temperature 0.2 over the proxy accuracy."""
+    panels = {
+        title: [_line(label, runs_of(runs, evidence), measure) for runs, label in EVERYWHERE]
+        for measure, title in ACCURACIES.items()
+    }
+    everywhere = forests_beside(panels, "everywhere", "MoCHi minus MoCo-v2, by seed")
+    save(everywhere, TABLES / "figures")
     for measure, title in ACCURACIES.items():
-        lines = []
-        for runs, label in EVERYWHERE:
-            gains = tuple(runs_of(runs, evidence).gains(measure).values())
-            lines.append(GainLine(label, gains, student_interval(gains).half))
-        picture = forest(lines, title, f"everywhere-{measure}", what="MoCHi minus MoCo-v2 by seed")
-        save(picture, TABLES / "figures")
         points = [
             _point(runs_of(runs, evidence), label, views, measure)
             for runs, label, views in OVER_PROXY
@@ -140,10 +141,14 @@ def draw(evidence: Evidence) -> None:
         save(gain_over(points, over, title, f"over-proxy-{measure}"), TABLES / "figures")
     for name, figure in {
         "results-gain": "over-proxy-linear-cached",
-        "results-everywhere": "everywhere-linear-cached",
-        "results-everywhere-knn": "everywhere-knn",
+        "results-everywhere": "everywhere",
     }.items():
         shutil.copyfile(TABLES / "figures" / f"{figure}.png", DOCS / f"{name}.png")
+
+
+def _line(label: str, row: Row, measure: str) -> GainLine:
+    gains = tuple(row.gains(measure).values())
+    return GainLine(label, gains, student_interval(gains).half)
 
 
 def _point(row: Row, label: str, views: bool, measure: str) -> GainPoint:

@@ -37,3 +37,7 @@ class UnfinishedError(Exception):
     """The run stopped before its end and can be resumed; exit status 75."""
 
     status = 75
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows in place of a traceback: the message alone."""
+        return [str(self)]

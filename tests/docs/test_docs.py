@@ -33,10 +33,19 @@ def test_the_blocks_of_the_library_page_run_one_after_the_other():
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "docs/library.md", "exec"), names)
-    assert len(blocks) == 12
+    assert len(blocks) == 11
     assert names["query"].grad.isfinite().all()
     assert 0 <= float(names["accuracy"].mixed) <= float(names["accuracy"].real) <= 1
     assert float(names["value"].detach()) > 0
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_the_block_of_the_page_on_other_libraries_runs():
+    page = (DOCS / "other-libraries.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, object] = {}
+    exec(compile(block, "docs/other-libraries.md", "exec"), names)
+    assert names["value"].isfinite()
 
 
 @pytest.mark.usefixtures("unchecked_types")

@@ -40,7 +40,9 @@ from reference import unit
 
 pytestmark = pytest.mark.slow
 
-PAGE = (ROOT / "docs" / "extending.md").read_text()
+PAGE = "\n".join(
+    (ROOT / "docs" / name).read_text() for name in ("extending.md", "extending-methods.md")
+)
 SMALL = (ROOT / "tests" / "support" / "small_contributions.diff").read_text()
 """Changes of a few lines that the page describes in a sentence: a strategy, a backbone, a data set
 and an optimizer."""

@@ -1,7 +1,12 @@
-"""The views of values in notebooks, and the notebooks of examples/notebooks."""
+"""The views of values in notebooks, our notebooks, progress bars and Ctrl-C in them."""
 
+import json
 import re
+import sys
+from pathlib import Path
 
+import nbclient
+import nbformat
 import numpy as np
 import pytest
 import torch
@@ -10,7 +15,12 @@ from PIL import Image
 import hardmix
 from fake_runs import config_of, metrics_of, result_of, verdict_of, write_run
 from hardmix import explore
+from places import ROOT
 from untrained_runs import make_run
+
+sys.path.append(str(ROOT / "tools"))
+
+import notebook_pages
 
 
 def html_of(value) -> str:
@@ -78,3 +88,88 @@ def test_an_exploration_shows_neighbours_and_copies_as_contact_sheets(tmp_path):
     found = explore.explore_run(run.path, data)
     assert repr(found).startswith("Exploration(25 images, 1 near-duplicates")
     assert html_of(found).count("<img") == 2
+
+
+SHORTER = {"minutes=2)": "minutes=0.1)", "epochs=6": "epochs=1", "1200": "300"}
+"""How the test shortens the training of the notebooks."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", notebook_pages.notebooks(), ids=lambda file: file.stem)
+def test_a_notebook_runs_and_its_cells_show_what_they_showed(file, tmp_path):
+    text = file.read_text()
+    assert str(ROOT) not in text
+    assert "/tmp/" not in text
+    for long, short in SHORTER.items():
+        text = text.replace(long, short)
+    copy = tmp_path / file.name
+    copy.write_text(text)
+    kinds = [
+        [
+            sorted(output.data) if "data" in output else output.name
+            for cell in notebook.cells
+            if cell.cell_type == "code"
+            for output in cell.outputs
+            if output.get("name") != "stderr"  # warnings of a short run
+        ]
+        for notebook in (nbformat.read(file, as_version=4), notebook_pages.executed(copy, tmp_path))
+    ]
+    assert kinds[0] == kinds[1]
+
+
+INTERRUPTED = """
+import os, signal, time
+from dataclasses import replace
+
+import hardmix
+
+config = hardmix.recipes.demo()
+config = replace(
+    config,
+    data=replace(config.data, num_images=64, workers=0),
+    mix=replace(config.mix, num_hardest=4, num_pairs=2, num_with_query=1),
+    train=replace(config.train, epochs=3, batch_size=16, queue_size=12, log_every=1),
+)
+
+
+def on_log(line):
+    time.sleep(0.1)  # the bar changes at most every fifth of a second
+    if line["step"] == 6 and not resume:
+        os.kill(os.getpid(), signal.SIGINT)  # what a notebook's stop button does
+
+
+resume = False
+run = hardmix.pretrain(config, "run", on_log=on_log)
+"""
+
+
+class Watched(nbclient.NotebookClient):
+    """A notebook's client that keeps what changed on the page while a cell ran."""
+
+    def process_message(self, msg, cell, cell_index):
+        """Keep the change of an output."""
+        if msg["msg_type"] == "update_display_data":
+            self.changes.append(msg["content"]["data"]["text/html"])
+        return super().process_message(msg, cell, cell_index)
+
+
+@pytest.mark.slow
+def test_stopping_a_cell_saves_the_run_and_says_how_to_resume(tmp_path):
+    again = INTERRUPTED.replace("resume = False", "resume = True")
+    again = again.replace("on_log=on_log)", "on_log=on_log, resume=True)")
+    cells = [nbformat.v4.new_code_cell(source) for source in (INTERRUPTED, again)]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    client = Watched(notebook, timeout=200, allow_errors=True, resources=resources)
+    client.changes = []
+    client.execute()
+    error = next(each for each in cells[0].outputs if each.output_type == "error")
+    assert error.evalue.startswith("stopped by SIGINT after step")
+    assert "the same call with resume=True" in error.evalue
+    assert error.traceback == [error.evalue]  # no page of frames
+    assert any("<progress value=" in change and "epoch" in change for change in client.changes)
+    assert client.changes[-1] == ""  # an ended bar disappears
+    assert not any(each.output_type == "error" for each in cells[1].outputs), cells[1].outputs
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["state"] == "done"
+    assert Path(tmp_path / "run" / "encoder.safetensors").exists()

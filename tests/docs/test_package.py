@@ -107,7 +107,7 @@ def test_links_lead_to_files_that_exist_and_name_no_line(document):
     for target in re.findall(r"\]\(([^)#][^)]*)\)", document.read_text()):
         if "://" in target:
             continue
-        path, _, place = target.partition("#")  # headings are looked up in test_api_page.py
+        path, _, place = target.partition("#")  # headings are looked up in test_site.py
         assert (document.parent / path).exists(), target
         assert not re.fullmatch(r"L\d+", place), target  # lines move with every change
 
@@ -140,9 +140,12 @@ def test_the_readmes_loop_runs():
     import torch
 
     block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
-    views = [(torch.randn(4, 128, requires_grad=True), torch.randn(4, 128)) for _ in range(2)]
+    views = [
+        (torch.randn(4, 128, requires_grad=True), torch.randn(4, 128), torch.arange(4))
+        for _ in range(2)
+    ]
     exec(block, {"embeddings_of_two_views": views})
-    assert all(query.grad.isfinite().all() for query, _ in views)
+    assert all(query.grad.isfinite().all() for query, _, _ in views)
 
 
 def test_a_reader_that_leaves_is_no_defect():

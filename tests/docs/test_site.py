@@ -20,6 +20,7 @@ from places import ROOT
 
 sys.path.append(str(ROOT / "tools"))
 
+import glossary_links
 import reference_pages
 
 pytestmark = pytest.mark.slow
@@ -147,6 +148,47 @@ def test_every_page_is_in_the_navigation():
     assert missing == []
 
 
+def navigation() -> dict[str, list[str]]:
+    """Return the pages of each part of the site."""
+    text = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    parts = re.split(r"^  - (\w+):$", text, flags=re.M)[1:]
+    return {
+        name: re.findall(r": (\S+\.md)$", pages, re.M)
+        for name, pages in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def test_the_pages_have_the_order_of_a_readers_questions():
+    assert [*navigation()] == ["Start", "Guides", "Results", "Reference", "Background"]
+
+
+@pytest.mark.parametrize("page", [*navigation()["Start"], *navigation()["Guides"]])
+def test_a_guide_is_short(page):
+    if page.startswith("notebooks/"):
+        return
+    text = (ROOT / "docs" / page).read_text()
+    text = re.sub(r"^```.*?^```|^    .*?$|^\|.*?$|\]\([^)]*\)", "", text, flags=re.M | re.S)
+    assert len(text.split()) <= 1000, "move measurements and histories to a page of the background"
+
+
+def test_terms_are_linked_to_the_glossary_at_their_first_use(site):
+    page = (site / "own-images.html").read_text()
+    for term in ("verdict", "proxy-accuracy", "temperature", "queue"):
+        assert page.count(f'href="glossary.html#{term}"') == 1, term
+    prose = (
+        "A `queue`, RUN/verdict.json and [a queue](x.md).\n\n    the queue\n\nIts queue, a queue."
+    )
+    linked = prose.replace("Its queue", "Its [queue](g.md#queue)")
+    assert glossary_links.linked(prose, "g.md") == linked
+
+
+def test_the_notebooks_are_pages_with_their_outputs(site):
+    for name in ("loss", "folder", "run"):
+        page = (site / "notebooks" / f"{name}.html").read_text()
+        assert page.count('<div class="output">') >= 4
+        assert 'href="../' in page
+
+
 FIND = """(async () => {
     document.querySelector('#__search').click();
     const field = document.querySelector('.md-search__input');
@@ -166,6 +208,20 @@ def test_search_works_from_a_folder_and_asks_no_other_host(site, browser):
     assert results > 2
     assert [each for each in browser.requests() if not each.startswith("file:")] == []
     assert browser.complaints() == []
+
+
+BROKEN = "[...document.images].filter(each => !each.naturalWidth).map(each => each.src).join(' ')"
+
+
+def test_every_page_fits_a_telephone_and_is_whole(site, browser):
+    for page in sorted(site.rglob("*.html")):
+        if page.name == "404.html":  # of a server, whose root is the site
+            continue
+        browser.show(page, width=390)
+        assert browser.run("document.documentElement.scrollWidth") <= 390, page
+        assert browser.complaints() == [], page
+        assert [each for each in browser.requests() if not each.startswith("file:")] == []
+        assert browser.run(BROKEN) == "", page
 
 
 @pytest.mark.parametrize("width", [390, 1400])

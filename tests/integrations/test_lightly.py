@@ -86,6 +86,8 @@ def test_nothing_is_mixed_unless_asked_for_and_wrong_sizes_are_refused():
         NTXentLoss(memory_bank_size=(40, DIM), num_hardest=50, num_pairs=3)
     with pytest.raises(InputError, match="num_hardest=20 without points mixes nothing"):
         NTXentLoss(memory_bank_size=(40, DIM), num_hardest=20)
+    with pytest.raises(InputError, match="option='num_pair' is unknown: choose one of num_pairs"):
+        NTXentLoss(memory_bank_size=(40, DIM), num_pair=20)
     for size in (4096, (4096,), (-1, 3), (4, 0), (1, 2, 3), ()):
         with pytest.raises(InputError, match=r"memory_bank_size=.* must be \(size, dim\)"):
             NTXentLoss(memory_bank_size=size)

@@ -115,6 +115,8 @@ def test_own_negatives_are_each_modalitys():
     ours = TwoTowerLoss(**PLAIN)(image, text, 10.0, own_texts=texts, own_images=images)
     theirs = clip_loss(image, text, 10.0, texts, images)
     assert_same(ours, theirs, image, text, texts, images)
+    with pytest.raises(InputError, match="option='own_text' is unknown: choose one of own_texts"):
+        TwoTowerLoss(**PLAIN)(image, text, own_text=texts)
 
 
 def test_with_mixing_it_is_mochi_loss_within_the_other_modality():

@@ -202,7 +202,12 @@ def test_points_that_drown_the_real_negatives_are_warned_of_once():
             ),
             "negative_labels",
         ),
+        (
+            lambda: plain().in_batch(torch.randn(4, 3), labels=[0, 1, 0, 1]),
+            "labels is of type list",
+        ),
         (lambda: losses.logq_weights(torch.zeros(3, 2)), "one floating-point number"),
+        (lambda: plain(weights=losses.logq_weights), "the factory itself: call it"),
     ],
 )
 def test_what_is_missing_is_named(call, words, unchecked_types):

@@ -1,11 +1,12 @@
-"""Differences by seed: a forest plot, and gains over the proxy accuracy."""
+"""Differences by seed: forest plots, and gains over the proxy accuracy."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hardmix.analysis.picture import (
     INK,
     MARKERS,
+    WIDTH,
     Drawing,
     Picture,
     canvas,
@@ -16,6 +17,12 @@ from hardmix.analysis.picture import (
 
 FAINT = 0.45
 """Opacity of a single seed."""
+FOREST = (
+    "Each faint point is the difference of two runs with the same seed, the diamond their mean,"
+    " the bar its 95 % interval by Student's t; a difference is significant if the bar does not"
+    " touch 0."
+)
+"""Caption of forest plots."""
 
 
 class GainLine(NamedTuple):
@@ -49,28 +56,48 @@ def forest(
 ) -> Picture:
     """Draw every row's mean difference with its interval, and each seed as a faint point."""
     measure = _within(measure)
-    title = f"{what}, {measure}"
-    with canvas(title, 1.0 + 0.34 * len(lines)) as figure:
-        axes = figure.subplots()
-        for place, line in enumerate(lines):
-            mean = sum(line.differences) / len(line.differences)
-            spots = [place] * len(line.differences)
-            axes.plot(line.differences, spots, "o", color=colour(0), alpha=FAINT, markersize=4)
-            axes.errorbar(
-                [mean], [place], xerr=line.half, fmt="D", color=colour(1), capsize=3, markersize=6
-            )
-        axes.axvline(0, color=INK, linestyle="--", linewidth=1)
-        axes.set_yticks(range(len(lines)), [_counted(line) for line in lines])
-        axes.set_ylim(len(lines) - 0.5, -0.5)
-        axes.set(xlabel=f"difference in {'points' if percent else 'the loss'} of {measure}")
-        axes.grid(axis="x")
+    with canvas(f"{what}, {measure}", _height(lines)) as figure:
+        _draw_lines(figure.subplots(), lines, measure, percent)
     numbers = {"measure": measure, "lines": [line._asdict() for line in lines]}
-    caption = (
-        "Each faint point is the difference of two runs with the same seed, the diamond their mean,"
-        " the bar its 95 % interval by Student's t; a difference is significant if the bar does not"
-        " touch 0."
-    )
-    return Picture(name, title, caption, numbers, figure)
+    return Picture(name, f"{what}, {measure}", FOREST, numbers, figure)
+
+
+def forests_beside(
+    panels: Mapping[str, Sequence[GainLine]], name: str, what: str = "Differences by seed"
+) -> Picture:
+    """Draw the same rows by several measures beside each other, with one column of labels."""
+    titles = [_within(measure) for measure in panels]
+    lines = max(panels.values(), key=len)
+    with canvas(what, _height(lines), WIDTH * 1.35) as figure:
+        all_axes = figure.subplots(1, len(panels), sharex=True, sharey=True)
+        for axes, title, each in zip(all_axes, titles, panels.values(), strict=True):
+            _draw_lines(axes, each, title, percent=True)
+    numbers = {
+        "panels": [
+            {"measure": title, "lines": [line._asdict() for line in each]}
+            for title, each in zip(titles, panels.values(), strict=True)
+        ]
+    }
+    return Picture(name, what, FOREST, numbers, figure)
+
+
+def _height(lines: Sequence[GainLine]) -> float:
+    return 1.0 + 0.34 * len(lines)
+
+
+def _draw_lines(axes: Drawing, lines: Sequence[GainLine], measure: str, percent: bool) -> None:
+    for place, line in enumerate(lines):
+        mean = sum(line.differences) / len(line.differences)
+        spots = [place] * len(line.differences)
+        axes.plot(line.differences, spots, "o", color=colour(0), alpha=FAINT, markersize=4)
+        axes.errorbar(
+            [mean], [place], xerr=line.half, fmt="D", color=colour(1), capsize=3, markersize=6
+        )
+    axes.axvline(0, color=INK, linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(lines)), [_counted(line) for line in lines])
+    axes.set_ylim(len(lines) - 0.5, -0.5)
+    axes.set(xlabel=f"difference in {'points' if percent else 'the loss'} of {measure}")
+    axes.grid(axis="x")
 
 
 def gain_over(points: Sequence[GainPoint], over: str, measure: str, name: str) -> Picture:

@@ -12,7 +12,7 @@ from hardmix.errors import InputError
 from hardmix.mixing.plans import hardest_negatives, materialize, plan_mochi
 from hardmix.runtime.random_numbers import seed_of
 
-_LOOK: dict[str, dict[str, Any]] = {
+LOOK: dict[str, dict[str, Any]] = {
     "memory": {"color": "#999999", "marker": ".", "s": 14},
     "hardest negatives": {"color": COLOURS[0], "marker": "o", "s": 22},
     "pair points": {"color": COLOURS[2], "marker": "^", "s": 22},
@@ -99,7 +99,7 @@ def fig1(groups: Sequence[ToyPoints], settings: dict[str, Any]) -> Picture:
                 group.y,
                 label=f"{group.kind} ({len(group.x)})" if len(group.x) > 1 else group.kind,
                 linewidths=0,
-                **_LOOK[group.kind],
+                **LOOK[group.kind],
             )
             for group in groups
         ]

@@ -257,7 +257,7 @@ class Exploration:
     def _repr_html_(self) -> str:
         step = max(1, len(self) // SAMPLES)
         near = [
-            self._tile(each, f"{similarity:.2f}" if each != row else self.name(row))
+            self._tile(each, f"{similarity:.2f}" if each != row else Path(self.name(row)).name)
             for row in range(0, len(self), step)[:SAMPLES]
             for each, similarity in [
                 (row, 1.0),

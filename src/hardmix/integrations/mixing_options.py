@@ -7,6 +7,7 @@ from hardmix.mixing.checks import check_num_hardest
 from hardmix.mixing.family import Denominator, Formula, NegativeFilter, NegativeWeights
 from hardmix.mixing.loss import MochiLoss, Temperature
 from hardmix.mixing.strategies import Strategy
+from hardmix.settings.facts import check_choice
 from hardmix.settings.named_choices import (
     DenominatorName,
     FilterName,
@@ -50,6 +51,8 @@ def replacement_loss(
     temperature: Temperature, mixing: MixingOptions, queue_size: int | None = None
 ) -> MochiLoss:
     """Return the loss with these options, which mixes nothing unless they say so."""
+    for name in mixing:
+        check_choice("option", name, MixingOptions.__annotations__)
     options: MixingOptions = {**UNMIXED, **mixing}
     points = options["num_pairs"] or options["num_with_query"] or "strategy" in mixing
     if "num_hardest" in mixing and not points:

@@ -16,6 +16,7 @@ from hardmix.integrations.mixing_options import MixingOptions, replacement_loss
 from hardmix.mixing.queue import UNKNOWN
 from hardmix.mixing.random_draws import RandomSource
 from hardmix.runtime.distributed import gather, rank
+from hardmix.settings.facts import check_choice
 
 
 class PairOptions(TypedDict, total=False):
@@ -125,6 +126,8 @@ class TwoTowerLoss(nn.Module):
             options: see `PairOptions`.
         """
         del logit_bias
+        for name in options:
+            check_choice("option", name, PairOptions.__annotations__)
         loss = self.mochi
         if logit_scale is None:
             with torch.no_grad():

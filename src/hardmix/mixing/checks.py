@@ -128,6 +128,11 @@ def check_top(top: int) -> None:
 
 def check_labels(name: str, values: Tensor, number: int | None = None, of: str = "queries") -> None:
     """Refuse labels and ids that are not one integer per image."""
+    if not isinstance(values, Tensor):
+        raise InputError(
+            f"{name} is of type {type(values).__name__}: it must be a tensor with one whole number"
+            f" for each of the {of}."
+        )
     wrong = values.ndim != 1 or (number is not None and len(values) != number)
     if wrong or values.is_floating_point():
         which = "each" if number is None else f"each of the {number}"

@@ -39,6 +39,7 @@ from hardmix.mixing.family import (
     NegativeFilter,
     NegativeWeights,
     check_family,
+    logq_weights,
     loss_of_queries,
 )
 from hardmix.mixing.infonce import Contrast, LogWeights, outcome_of
@@ -628,7 +629,7 @@ def _member(name: str, chosen: Any, table: Mapping[str, Callable[..., Any]]) -> 
         names = table if name == "denominator" else ("none", *table)
         check_choice(name, chosen, names, more)
         return table[chosen]()
-    if any(chosen is factory for factory in table.values()):
+    if any(chosen is factory for factory in (*table.values(), logq_weights)):
         raise InputError(
             f"{name}={chosen.__name__} is the factory itself: call it, {chosen.__name__}(...)."
         )

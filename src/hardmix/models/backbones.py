@@ -170,7 +170,7 @@ class SmallResNet(nn.Module):
     A stem and three stages, each one convolution with a shortcut that halves the image: 0.43 M
     parameters, 4.0 M multiply-adds at 32 pixels, 256 features. Pre-training runs at about 900
     images per second and core with AVX2. It was chosen for what MoCo-v2 learns in a given time:
-    docs/results.md lists the networks that were tried.
+    docs/results-older.md lists the networks that were tried.
     """
 
     WIDTHS = (32, 64, 128, 256)

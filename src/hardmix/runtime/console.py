@@ -4,13 +4,14 @@ File names may contain anything. Characters that would move the cursor, clear th
 new line are printed as escapes (`visible`), and nothing is interpreted as markup.
 """
 
+import html
 import io
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -19,12 +20,15 @@ from rich.text import Text
 
 QUIET_SECONDS = 20.0
 """Least time between two lines of progress where there is no terminal."""
+NOTEBOOK_SECONDS = 0.2
+"""Least time between two changes of the bar in a notebook: each is a message to the browser."""
 
 BAR, ETA = 21, 9
 """Columns of a terminal that the bar and the remaining time take, each with a space before it."""
 
-_out = Console(highlight=False, markup=False, emoji=False)
-_err = Console(stderr=True, highlight=False, markup=False, emoji=False)
+# In a notebook lines are plain text, too: as HTML, each would be an output of its own.
+_out = Console(highlight=False, markup=False, emoji=False, force_jupyter=False)
+_err = Console(stderr=True, highlight=False, markup=False, emoji=False, force_jupyter=False)
 _rank = 0
 
 _HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -137,11 +141,14 @@ def table(
 
 
 class Meter:
-    """The progress of a job: a live bar on a terminal, elsewhere a line from time to time."""
+    """The progress of a job: a live bar on a terminal or in a notebook, elsewhere lines."""
 
-    def __init__(self, bar: Progress | None, title: str, total: int, done: int) -> None:
+    def __init__(
+        self, title: str, total: int, done: int, bar: Progress | None = None, cell: Any = None
+    ) -> None:
         self._bar, self._title, self._total, self._first = bar, title, total, done
         self._task = None if bar is None else bar.add_task(title, total=total, completed=done)
+        self._cell = cell
         self._started = self._said = time.monotonic()
         self._text = self._more = ""
 
@@ -157,11 +164,17 @@ class Meter:
             self._bar.update(self._task, completed=done, description=self._shown())
             return
         now = time.monotonic()
-        if now - self._said >= QUIET_SECONDS and done > self._first:
-            left = (now - self._started) / (done - self._first) * (self._total - done)
-            said = " ".join(filter(None, [self._text, self._more]))
-            say(f"{self._title} {done}/{self._total} {said} ETA {left:.0f} s")
-            self._said = now
+        pause = QUIET_SECONDS if self._cell is None else NOTEBOOK_SECONDS
+        if now - self._said < pause or done <= self._first:
+            return
+        self._said = now
+        left = (now - self._started) / (done - self._first) * (self._total - done)
+        said = " ".join(filter(None, [self._text, self._more]))
+        words = f"{self._title} {done}/{self._total} {said} ETA {left:.0f} s"
+        if self._cell is None:
+            say(words)
+        else:
+            self._cell.update(_bundle(words, done / self._total), raw=True)
 
     def _shown(self) -> str:
         """Return title and text, cut to the room that the bar and the time leave."""
@@ -174,8 +187,15 @@ class Meter:
 @contextmanager
 def progress(title: str, total: int, done: int = 0) -> Iterator[Meter]:
     """Show the progress of a long job, with the time it will still take."""
+    if _rank == 0 and not _out.quiet and (display := _notebook()) is not None:
+        cell = display(_bundle(title, done / max(1, total)), raw=True, display_id=True)
+        try:
+            yield Meter(title, total, done, cell=cell)
+        finally:
+            cell.update({"text/plain": "", "text/html": ""}, raw=True)
+        return
     if _rank or not _out.is_terminal:
-        yield Meter(None, title, total, done)
+        yield Meter(title, total, done)
         return
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -183,4 +203,24 @@ def progress(title: str, total: int, done: int = 0) -> Iterator[Meter]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=_out, transient=True) as bar:
-        yield Meter(bar, title, total, done)
+        yield Meter(title, total, done, bar)
+
+
+def in_notebook() -> bool:
+    """Return whether the program is a notebook's kernel."""
+    return _notebook() is not None
+
+
+def _notebook() -> Callable[..., Any] | None:
+    """Return what shows an output in a cell, if the program is a notebook's kernel."""
+    ipython = sys.modules.get("IPython")
+    if ipython is None or not hasattr(ipython.get_ipython(), "kernel"):
+        return None
+    return ipython.display.display  # type: ignore[no-any-return]
+
+
+def _bundle(words: str, share: float) -> dict[str, str]:
+    """Return a bar with words next to it, as a notebook shows it and as plain text."""
+    plain = visible(words)
+    bar = f'<progress value="{share:.4f}" style="width: 12em"></progress>'
+    return {"text/plain": plain, "text/html": f"{bar} {html.escape(plain)}"}

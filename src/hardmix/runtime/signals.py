@@ -1,6 +1,7 @@
 """SIGTERM, SIGINT and SLURM's SIGUSR1 set a flag that the loop checks between steps.
 
-A second SIGINT ends the process at once: a user who presses Ctrl-C twice means it.
+A second SIGINT ends the process at once: a user who presses Ctrl-C twice means it. In a notebook it
+raises KeyboardInterrupt, so that the kernel and its variables stay.
 """
 
 import signal
@@ -8,6 +9,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from hardmix.runtime.console import in_notebook
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -32,9 +35,8 @@ def listening() -> Iterator[StopRequest]:
     def note(number: int, _: FrameType | None) -> None:
         request.name = signal.Signals(number).name
         if number == signal.SIGINT:
-            signal.signal(
-                signal.SIGINT, signal.SIG_DFL
-            )  # ends a process even if it waits in C code
+            # The default ends a process even if it waits in C code.
+            signal.signal(number, before[signal.SIGINT] if in_notebook() else signal.SIG_DFL)
 
     before = {number: signal.signal(number, note) for number in STOPPING}
     try:

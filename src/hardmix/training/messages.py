@@ -8,7 +8,7 @@ from typing import Any
 from hardmix.data.image_set import ImageSet
 from hardmix.data.sources import data_name
 from hardmix.runs.folder import Run
-from hardmix.runtime.console import say, table, warn
+from hardmix.runtime.console import in_notebook, say, table, warn
 from hardmix.runtime.device import Compute, describe_device
 from hardmix.runtime.distributed import is_main, world_size
 from hardmix.runtime.files import write_atomically
@@ -130,6 +130,11 @@ LOST_END = "{file} is complete, but these could not be written: {missing}. {kept
 def resume_command(run: Run) -> str:
     """Return the command that resumes a run."""
     return f"hardmix pretrain --out {shlex.quote(str(run.path))} --resume"
+
+
+def how_to_resume(run: Run) -> str:
+    """Return what resumes a run that was interrupted: in a notebook a call, else a command."""
+    return "the same call with resume=True" if in_notebook() else resume_command(run)
 
 
 def no_checkpoint(step: int, error: OSError, kept: int | None) -> str:

@@ -234,7 +234,7 @@ def pause(training: Training, *, at_once: bool = True) -> None:
             raise OutputError(f"stopped by {reason}, but {lost}")
         raise UnfinishedError(
             f"stopped by {reason} after step {training.step}:"
-            f" {messages.resume_command(training.run)} continues from there."
+            f" {messages.how_to_resume(training.run)} continues from there."
         )
 
 
