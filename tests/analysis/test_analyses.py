@@ -16,11 +16,19 @@ from torch.nn.functional import normalize
 import ranks
 from hardmix import alignment, uniformity
 from hardmix.analysis import embedding
-from hardmix.analysis.accuracy_grids import embedding_space, grid_pictures
+from hardmix.analysis.accuracy_grids import Place, embedding_space, fig3c, grid_pictures
 from hardmix.analysis.analyze import analyze, compare, portray
 from hardmix.analysis.embedding import effective_rank, measure, singular_values, tsne
 from hardmix.analysis.hardness import matching_probabilities, similarities
-from hardmix.analysis.over_training import MOST_POINTS, curve, false_negatives, thin
+from hardmix.analysis.over_training import (
+    MOST_POINTS,
+    WITH_POINTS,
+    Curve,
+    curve,
+    false_negatives,
+    fig2b,
+    thin,
+)
 from hardmix.analysis.picture import svg
 from hardmix.analysis.toy_sphere import toy_sphere
 from hardmix.commands import main as cli
@@ -128,10 +136,10 @@ def test_matching_probabilities_keep_first_and_last_rank(trained):
     assert missing == []
     logged = trained["mochi"].hardness()
     shown = picture.numbers["runs"][0]["epochs"]
-    assert [each["epoch"] for each in shown] == [0, 1]
+    assert [each["epoch"] for each in shown] == [-1, 0, 1]
     for each, line in zip(shown, logged, strict=True):
         assert each["rank"][0] == 1
-        assert each["rank"][-1] == 32
+        assert each["rank"][-1] == 2  # a sixteenth of the queue
         assert each["probability"] == [line["matching_probability"][r - 1] for r in each["rank"]]
 
 
@@ -139,7 +147,7 @@ def test_similarities_are_the_recorded_histograms(trained):
     (picture,), _ = similarities(*read(trained["mochi"]))
     kinds = {each["kind"]: each["epochs"] for each in picture.numbers["kinds"]}
     assert [len(epochs) for epochs in kinds.values()] == [2, 2, 1, 1]  # mixed after its warm-up
-    counts = trained["mochi"].hardness()[1]["with_query"]
+    counts = trained["mochi"].hardness()[-1]["with_query"]
     share = kinds["points mixed with the query"][0]["share"]
     assert share == pytest.approx([count / sum(counts) for count in counts], abs=1e-6)
 
@@ -168,10 +176,10 @@ def test_an_oracles_false_negatives_are_those_a_count_finds(tmp_path):
     of_queue, false = method.memory.labels.tolist(), 0
     for row, label in enumerate(batch.labels.tolist()):
         similarity = outcome.real[row].tolist()
-        highest = sorted(range(1500), key=lambda slot: -similarity[slot])[:1024]
+        highest = sorted(range(1500), key=lambda slot: -similarity[slot])[: 1500 // 16]
         false += sum(of_queue[slot] == label for slot in highest)
     assert lines["false among the highest negatives"] == pytest.approx(
-        false / (1024 * len(batch.labels)), rel=1e-5
+        false / (1500 // 16 * len(batch.labels)), rel=1e-5
     )
     assert false > 0
     parents = torch.cat([plan.base, plan.partner[:, :8]], dim=1)
@@ -179,6 +187,22 @@ def test_an_oracles_false_negatives_are_those_a_count_finds(tmp_path):
     assert not mixed.any()
     assert lines["pair points with a false parent"] == 0
     assert "Oracle runs" in picture.caption
+
+
+def test_figures_of_many_runs_have_a_panel_or_a_name_for_each():
+    """With up to six, lines share axes and have a legend."""
+    names = [f"run {number}" for number in range(7)]
+    lines = [Curve(n, WITH_POINTS, k, [0.5, 1.5], [0.1, 0.2]) for k, n in enumerate(names)]
+    few, many = fig2b(lines[:6]).figure, fig2b(lines).figure
+    assert len(few.axes) == 1
+    titles = [axes.get_title(loc="left") for axes in many.axes]
+    assert titles == [*names, "", ""]  # three columns
+    assert all(len(axes.lines) == 7 for axes in many.axes[:7])
+    assert "One panel per run" in fig2b(lines).caption
+    places = [Place(name, hue, 0.1 * hue, -1.0) for hue, name in enumerate(names)]
+    assert not fig3c(places[:6]).figure.axes[0].texts
+    assert [text.get_text() for text in fig3c(places).figure.axes[0].texts] == names
+    assert not fig3c(places).figure.legends
 
 
 def test_long_curves_are_thinned_to_means():

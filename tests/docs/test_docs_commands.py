@@ -31,9 +31,9 @@ NOT_RUN = {
 }
 """Patterns of commands that are not run here, each with the reason."""
 
-ELSEWHERE = "getting-started.md"
-"""Commands in the blocks of this page, and the same ones on others, are run by test_docs.py beside
-this: one after the other, at their full size."""
+ELSEWHERE = ("getting-started.md", "reproduce.md")
+"""Commands in the blocks of these pages, and the same ones on others, are run one after the other:
+by test_docs.py beside this at their full size, and by test_reproduce.py with two processes."""
 
 PRETRAIN = {
     "--train.epochs": "1",
@@ -147,7 +147,7 @@ def commands_to_run() -> dict[str, list[str]]:
     for command in commands():
         for words in ways_to_type(command.text):
             key = meaning(typed(words))
-            if command.document == ELSEWHERE and command.in_block:
+            if command.document in ELSEWHERE and command.in_block:
                 elsewhere.add(key)
             elif not any(re.match(start, command.text) for start in NOT_RUN):
                 found.setdefault(key, (f"{command.place} {' '.join(words)}", typed(words)))

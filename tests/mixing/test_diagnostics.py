@@ -18,7 +18,7 @@ from hardmix import (
     plan_mochi,
     proxy_accuracy,
 )
-from hardmix.mixing.diagnostics import similarity_histogram
+from hardmix.mixing.diagnostics import harder_points, similarity_histogram, top_of
 from reference import unit
 
 SIZES = st.tuples(st.integers(1, 5), st.integers(1, 12))
@@ -52,7 +52,7 @@ def test_matching_probability_is_the_softmax_sorted_per_query_and_averaged(
         for rank, probability in enumerate(ranked):
             expected[rank] += probability / batch
     outcome = Contrast(positive.mean(), positive, positive, real, real[:, :0], temperature)
-    got = matching_probability(outcome, exclude)
+    got = matching_probability(outcome, exclude, top=number)
     torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64))
     assert got.sum() <= 1 + 1e-12
 
@@ -61,20 +61,45 @@ def test_matching_probability_and_the_keys_own_sum_to_one():
     query, key, negatives = unit(4, 6), unit(4, 6), unit(20, 6)
     outcome = contrast(query, key, negatives, temperature=0.2)
     own = (-outcome.per_query).exp().mean()
-    assert matching_probability(outcome).sum() + own == pytest.approx(1.0)
+    assert matching_probability(outcome, top=20).sum() + own == pytest.approx(1.0)
 
 
 def test_matching_probability_shows_the_top_ranks_only_but_counts_all():
     outcome = contrast(unit(4, 6), unit(4, 6), unit(20, 6), temperature=0.2)
-    everything = matching_probability(outcome)
+    everything = matching_probability(outcome, top=20)
     assert len(everything) == 20
     torch.testing.assert_close(matching_probability(outcome, top=5), everything[:5])
+
+
+def test_the_top_are_1024_of_16384_and_a_sixteenth_of_a_shorter_queue():
+    assert [top_of(number) for number in (65536, 16384, 2048, 40, 3)] == [1024, 1024, 128, 2, 1]
+    outcome = contrast(unit(4, 6), unit(4, 6), unit(40, 6), temperature=0.2)
+    assert len(matching_probability(outcome)) == 2
+    false = torch.rand(4, 40, generator=seeded(0)) < 0.5
+    assert false_negatives_top(outcome.real, false) == false_negatives_top(outcome.real, false, 2)
+
+
+def test_the_hardest_point_of_each_kind_is_compared_with_the_hardest_negative():
+    """Sec. 4.3, by hand: column 0 and 1 are pairs, 2 and 3 are mixed with the query."""
+    plan = MixPlan(
+        base=torch.tensor([[0, 1, 0, 1], [0, 1, 0, 1], [0, 1, 0, -1]]),
+        partner=torch.tensor([[1, 0, -1, -1]]).repeat(3, 1),
+        share=torch.full((3, 4), 0.4),
+    )
+    real = [[0.5, 0.1], [0.5, 0.1], [0.5, 0.9]]
+    points = [[0.4, 0.3, 0.6, 0.2], [0.55, 0.3, 0.6, 0.2], [0.4, 0.3, 0.6, float("-inf")]]
+    outcome = outcome_of([0.9] * 3, real, points)
+    assert harder_points(outcome, plan) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+    exclude = torch.tensor([[False, False], [False, False], [False, True]])
+    assert harder_points(outcome, plan, exclude).with_query == 1
+    without = plan._replace(partner=plan.partner.clamp(min=0))
+    assert harder_points(outcome, without).with_query.isnan()
 
 
 def test_matching_probability_is_nought_where_all_are_excluded():
     outcome = outcome_of([0.1], [[0.5, 0.6]])
     exclude = torch.ones(1, 2, dtype=torch.bool)
-    assert matching_probability(outcome, exclude).tolist() == [0.0, 0.0]
+    assert matching_probability(outcome, exclude, top=2).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(

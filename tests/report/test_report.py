@@ -43,6 +43,7 @@ from hardmix.report.training_curves import (
 )
 from hardmix.runs.reading import read_runs, short_names
 from hardmix.settings.saved import flatten
+from hardmix.settings.schedules import cosine
 
 pytestmark = pytest.mark.slow
 
@@ -278,6 +279,23 @@ def test_a_run_that_differs_from_the_paper_s_says_in_what(changes, result, reaso
     assert not beside.comparable
     assert beside.sentence.startswith("Not comparable: ")
     assert reason in beside.sentence
+
+
+def test_800_epochs_are_comparable_if_they_continue_200_as_app_c_1_says():
+    chosen = flatten(config_of("mochi", recipe="imagenet100", train__epochs=800))
+
+    def lines(first):
+        lengths = [first] * 200 + [800] * 600
+        return [{"epoch": e, "lr": 0.03 * cosine(e, n)} for e, n in enumerate(lengths)]
+
+    restarted = paper_beside(chosen, "linear", "top1", LINEAR, lines(200))
+    assert (restarted.row.value, restarted.comparable) == (84.5, True)
+    assert not paper_beside(chosen, "linear", "top1", LINEAR, lines(800)).comparable
+    oracle = config_of("mochi", recipe="imagenet100", train__epochs=400, oracle=True)
+    beside = paper_beside(flatten(oracle), "linear", "top1", LINEAR, lines(200))
+    assert beside.row.value == 84.2
+    assert "does not say how its 400 epochs were scheduled" in beside.sentence
+    assert "App. C.1" not in beside.sentence
 
 
 def test_the_paper_s_row_of_the_same_length_and_queue_is_chosen():

@@ -77,9 +77,9 @@ def test_a_sweeps_figures_and_page_use_the_same_labels(tmp_path, monkeypatch):
     out = tmp_path / "out"
     sweeping.draw(make_plan(SweepOptions(grid="table1", out=out, scale="shapes", seeds=1)), runs)
     assert {run.name: run.label for run in shown} == LABELS
-    lines = json.loads((out / "figures" / "fig2b.json").read_text())["numbers"]["lines"]
+    lines = json.loads((out / "figures" / "table1" / "fig2b.json").read_text())["numbers"]["lines"]
     assert {line["run"] for line in lines} == set(LABELS.values())
-    assert (out / "report.html").exists()
+    assert (out / "table1.html").exists()
 
 
 def test_each_file_is_read_once_for_a_page_and_its_figures(tmp_path, monkeypatch):

@@ -188,7 +188,9 @@ def test_every_evaluation_and_every_trend_that_a_file_may_ask_for_exists(tmp_pat
         f'recipe = "imagenet100"\nevaluations = {every}\n[[row]]\nid = "a"\nmethod = "mochi"\n'
     )
     (row,) = read_grid(str(path)).rows
-    assert set(evaluations_of(row, options(path, tmp_path))) <= MAKERS.keys() | EVALUATIONS.keys()
+    chosen = options(path, tmp_path)
+    known = {*MAKERS, *EVALUATIONS, *chosen.detection.values()}
+    assert set(evaluations_of(row, chosen)) <= known
     assert set(TREND_OVER) <= {measure.id for measure in MEASURES}
 
 

@@ -458,9 +458,12 @@ def test_every_evaluation_that_a_grid_may_need_exists(tmp_path):
         for row in GRIDS[grid].rows
         for name in evaluations_of(row, chosen)
     } | {"linear-cached", "queue", "transfer"}
-    assert needed == sweep_evaluations.MAKERS.keys() | {"knn"}
-    assert needed <= sweep_evaluations.MAKERS.keys() | EVALUATIONS.keys()
-    assert needed <= {measure.file for measure in MEASURES}
+    small = options(tmp_path, "table2", voc_root=tmp_path, coco_root=tmp_path)
+    detections = {*options(tmp_path, **paper).detection.values(), *small.detection.values()}
+    detections |= {name for name in needed if name.startswith("detection-")}
+    assert needed - detections == sweep_evaluations.MAKERS.keys() | {"knn"}
+    assert needed - detections <= sweep_evaluations.MAKERS.keys() | EVALUATIONS.keys()
+    assert needed | detections <= {measure.file for measure in MEASURES}
 
 
 def test_the_papers_scale_evaluates_by_the_papers_protocols(tmp_path, monkeypatch):
@@ -470,8 +473,8 @@ def test_the_papers_scale_evaluates_by_the_papers_protocols(tmp_path, monkeypatc
         called["linear"] = evaluated, *linear._protocol(evaluated, chosen)
         return {}
 
-    def opened(path, data, precision):
-        assert precision == "fp32"
+    def opened(path, data, precision, checkpoint):
+        assert (precision, checkpoint) == ("fp32", None)
         return EvaluatedRun(Run(path), None, data, *[None] * 5)
 
     monkeypatch.setattr(linear, "open_evaluated_run", opened)
@@ -532,6 +535,53 @@ def test_latex_is_escaped_and_every_line_has_every_column(tmp_path, trainer):
     assert len(re.findall(r"(?<!\\)\$", text)) % 2 == 0
 
 
+def test_latex_has_the_columns_sections_and_order_of_the_paper(tmp_path, trainer):
+    only = ("MoCo-v2", "MoCo-v2, oracle", BEST, f"{BEST}, oracle", "supervised")
+    sweep(options(tmp_path, only=only))
+    rows = [
+        line.removesuffix(r" \\")
+        for line in (tmp_path / "table1.tex").read_text().splitlines()
+        if line.endswith(r"\\")
+    ]
+    assert rows == [
+        "Method & top-1 & diff",
+        r"MoCo-v2 & 50.50 $\pm$ 0.71 & ",
+        rf"+ {BEST} & 60.50 $\pm$ 0.71 & +10.0",
+        r"\multicolumn{3}{c}{\emph{Using Class Oracle}}",
+        r"MoCo-v2 & 50.50 $\pm$ 0.71 & ",
+        rf"+ {BEST} & 60.50 $\pm$ 0.71 & +10.0",
+        r"supervised & 90.50 $\pm$ 0.71 & ",
+    ]
+    beside = (tmp_path / "table1-beside.tex").read_text()
+    assert "k-NN top-1" in beside
+    assert r"79.0 $\pm$ 0.4" in beside
+    assert "images per second" not in beside
+    assert "images per second" in (tmp_path / "table1-cost.tex").read_text()
+
+
+def test_the_spread_of_a_single_run_is_that_of_its_detectors(tmp_path, trainer, monkeypatch):
+    def evaluate(run, name, _):
+        numbers = {key: {"mean": 0.5, "std": 0.002} for key in ("ap", "ap50", "ap75")}
+        text = json.dumps({"metrics": {"VOC07 11-point": numbers}, "top1": 0.7} | PROTOCOL["knn"])
+        run.results.mkdir(exist_ok=True)
+        (run.results / f"{name}.json").write_text(text)
+
+    monkeypatch.setattr(sweeping, "evaluate", evaluate)
+    only = ("MoCo-v2", "MoCHi (256, 512, 0)", "MoCHi (256, 512, 0), 100 epochs")
+    chosen = options(tmp_path / "out", "table2", seeds=1, only=only, voc_root=tmp_path)
+    sweep(chosen)
+    text = (tmp_path / "out" / "table2.tex").read_text()
+    assert r"Method & top-1 & VOC AP50 & VOC AP & VOC AP75 \\" in text
+    assert r"+ MoCHi (256, 512, 0) & - & 50.00 $\pm$ 0.20 (+0.0) & " in text
+    assert text.index("100 epoch training") < text.index("200 epoch training")
+    run = Run(tmp_path / "out" / "runs" / trainer.trained[-1])
+    assert run.config().model.backbone == "resnet18-narrow"
+    words = shared_command(run, "detection-voc-short", replace(chosen, detector_iterations=60))
+    assert words[3:6] == ["voc", "--schedule", "short"]
+    ending = "--iterations 60 --milestones 45 55 --warm-up 5 --test-every 0"
+    assert " ".join(words).endswith(ending)
+
+
 def test_each_special_character_of_latex_is_escaped():
     assert escape(r"a_b & 50% {x} $1 #2 ~ ^ \n") == (
         r"a\_b \& 50\% \{x\} \$1 \#2 \textasciitilde{} \textasciicircum{} \textbackslash{}n"
@@ -572,7 +622,7 @@ def test_seeds_and_precision_are_the_papers_unless_others_are_asked_for(tmp_path
     assert run_command("table3", "--out", str(tmp_path), "--dry-run", "--precision", "bf16") == 0
     shown = " ".join(capfd.readouterr().out.split())
     assert "Not comparable: trained with --precision bf16" in shown
-    assert "table3 at the scale paper, 8 runs" in shown
+    assert "table3 at the scale paper, 9 runs" in shown
 
 
 def test_the_time_depends_on_gpus_methods_and_evaluations(tmp_path):
@@ -627,7 +677,12 @@ def test_times_duration():
         (["table1", "--index", "two"], ["--index two"]),
         (["table1", "--seeds", "0"], ["--seeds 0"]),
         (["table1", "--only", "SimCLR"], ["--only SimCLR", "MoCHi (1024, 1024, 128)"]),
-        (["table3", "--scale", "cifar10"], ["--scale cifar10", "COCO"]),
+        (["table3", "--scale", "shapes"], ["--coco-root is missing", "COCO"]),
+        (["table3", "--detector-iterations", "9"], ["--detector-iterations", "paper's settings"]),
+        (
+            ["table3", "--scale", "shapes", "--detector-iterations", "0"],
+            ["--detector-iterations 0"],
+        ),
         (["table1"], ["--data.root is missing", "ImageNet"]),
         (["table1", "--scale", "cifar10"], ["--data.root is missing", "CIFAR-10"]),
         (["table1", "--scale", "cifar10", "--data.root", "/no"], ["/no does not exist"]),

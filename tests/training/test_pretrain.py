@@ -24,6 +24,7 @@ from hardmix.runtime.device import choose_compute
 from hardmix.runtime.signals import StopRequest
 from hardmix.settings.config import MixConfig, PretrainConfig
 from hardmix.settings.recipes import RECIPES
+from hardmix.training import step as training_step
 from hardmix.training.pretrain import pretrain, start
 from hardmix.training.setup import Own, prepare
 from hardmix.training.step import compute_gradients
@@ -443,18 +444,42 @@ def test_images_of_other_channels_become_an_encoder(channels, ending, tmp_path, 
 
 def test_hardness_is_recorded_at_a_few_epochs_and_repeats_after_a_resume(tmp_path):
     whole = pretrain(tiny(), tmp_path / "whole").hardness()
-    assert [line["epoch"] for line in whole] == [0, 1]
+    assert [line["epoch"] for line in whole] == [-1, 0, 1]
+    first = whole.pop(0)
+    assert first.keys() == {"step", "epoch", "matching_probability"}
+    assert first["step"] == 0
+    assert len(first["matching_probability"]) == 4
     for line in whole:
         assert sum(line["positive"]) == 16
         assert sum(line["hardest"]) == 16 * 16
         probability = line["matching_probability"]
-        assert len(probability) == 64
+        assert len(probability) == 4  # a sixteenth of the queue
         assert probability == sorted(probability, reverse=True)
     assert "pairs" not in whole[0]  # warm-up
     assert sum(whole[1]["pairs"]) == 16 * 8
     assert sum(whole[1]["with_query"]) == 16 * 4
     pretrain(tiny(train={"stop_epoch": 1}), tmp_path / "stopped")
-    assert pretrain(tiny(), tmp_path / "stopped", resume=True).hardness() == whole
+    resumed = pretrain(tiny(), tmp_path / "stopped", resume=True).hardness()
+    assert resumed == [first, *whole]
+
+
+def test_the_proxy_accuracy_is_that_of_every_step_and_fig_2a_of_a_sample(tmp_path, monkeypatch):
+    """With a line for every step, the mean of the lines is what one line for all says."""
+
+    def run(name, every):
+        found = pretrain(tiny(train={"log_every": every, "epochs": 1}), tmp_path / name)
+        return [line for line in found.metrics() if "loss" in line], found.hardness()
+
+    (lines, every), (once, sample) = run("each", 1), run("once", 100)
+    for key in ("proxy_accuracy", "proxy_accuracy_mixed"):
+        mean = sum(line[key] for line in lines) / len(lines)
+        assert [line[key] for line in once] == [pytest.approx(mean)]
+    assert sample == every
+    monkeypatch.setattr(training_step, "SAMPLED_STEPS", 1)  # the first step alone
+    _, first = run("first", 100)
+    assert first[1]["matching_probability"] == first[0]["matching_probability"]
+    assert first[1]["matching_probability"] != sample[1]["matching_probability"]
+    assert first[0] == sample[0]
 
 
 def test_a_strategy_of_ones_own_plans_the_points_and_is_recorded(tmp_path, capfd):

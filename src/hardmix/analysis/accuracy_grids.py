@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from hardmix.analysis.picture import (
     INK,
     MARKERS,
+    MOST_TOGETHER,
     Drawing,
     Found,
     Picture,
@@ -288,7 +289,10 @@ def fig3c(places: Sequence[Place]) -> Picture:
         axes.set(xlabel="uniformity (minus L uniform)", ylabel="alignment (minus L align)")
         axes.margins(0.15)
         axes.grid()
-        legend_below(figure, handles)
+        if len(places) > MOST_TOGETHER:
+            _label_directly(axes, places)
+        else:
+            legend_below(figure, handles)
     numbers = {"places": [place._asdict() for place in places]}
     caption = (
         "Each point is a run's features of the evaluation images. Further up, images of one class"
@@ -296,6 +300,23 @@ def fig3c(places: Sequence[Place]) -> Picture:
         " the negated losses."
     )
     return Picture("fig3c", title, caption, numbers, figure)
+
+
+def _label_directly(axes: Drawing, places: Sequence[Place]) -> None:
+    """Write the names of the points beside the axes, in their order from top to bottom."""
+    ordered = sorted(places, key=lambda place: place.alignment)
+    for number, place in enumerate(ordered):
+        axes.annotate(
+            shown(place.run),
+            (-place.uniformity, -place.alignment),
+            xytext=(1.03, 1 - (number + 0.5) / len(ordered)),
+            textcoords="axes fraction",
+            va="center",
+            size="x-small",
+            color=INK,
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour(place.hue), "linewidth": 0.6},
+        )
 
 
 def _write_gains(

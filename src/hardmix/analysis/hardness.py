@@ -18,7 +18,7 @@ from hardmix.analysis.picture import (
 )
 from hardmix.runs.reading import RunRecord
 
-MOST_PANELS = 9
+MOST_PANELS = 12
 """Most runs that Fig. 2a shows side by side."""
 MOST_RANKS = 160
 """Number of ranks drawn, evenly spaced on the logarithmic axis."""
@@ -36,7 +36,7 @@ class Ranks(NamedTuple):
     """Fig. 2a of one epoch."""
 
     epoch: int
-    """The epoch, counted from 0."""
+    """The epoch, counted from 0; -1 is before training."""
     rank: list[int]
     """Ranks, counted from 1."""
     probability: list[float]
@@ -138,9 +138,8 @@ def fig2a(runs: Sequence[tuple[str, Sequence[Ranks]]]) -> Picture:
         for axes, (label, epochs) in zip(grid, runs, strict=False):
             colours = ordered_colours(len(epochs))
             for ranks, tint in zip(epochs, colours, strict=True):
-                axes.plot(
-                    ranks.rank, ranks.probability, color=tint, label=f"epoch {ranks.epoch + 1}"
-                )
+                when = "before training" if ranks.epoch < 0 else f"epoch {ranks.epoch + 1}"
+                axes.plot(ranks.rank, ranks.probability, color=tint, label=when)
             log_scale(axes, "x")
             log_scale(axes, "y")
             axes.set_title(shown(label), loc="left", size="small" if columns > 1 else "medium")
@@ -158,8 +157,9 @@ def fig2a(runs: Sequence[tuple[str, Sequence[Ranks]]]) -> Picture:
     numbers = {"runs": [{"run": k, "epochs": [e._asdict() for e in v]} for k, v in runs]}
     caption = (
         "Mean matching probability of a query's highest negatives, by rank, one line per epoch"
-        " (dark: early, light: late). The more steeply a line falls, the fewer negatives"
-        " contribute to the loss."
+        " (dark: early, light: late). A line is the mean over the queries of up to 64 steps of"
+        " the epoch; the first is that of the first step, before any weight is changed. The more"
+        " steeply a line falls, the fewer negatives contribute to the loss."
     )
     return Picture("fig2a", title, caption, numbers, f)
 

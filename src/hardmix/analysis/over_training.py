@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from hardmix.analysis.picture import (
     INK,
+    MOST_TOGETHER,
+    Drawing,
     Found,
     Picture,
     canvas,
@@ -20,6 +22,10 @@ from hardmix.analysis.picture import (
 )
 from hardmix.runs.reading import RunRecord, number
 
+COLUMNS = 3
+"""Panels side by side."""
+GREY = "#a6a6a6"
+"""The other runs in a panel."""
 MARKS = 8
 """Approximate number of markers on a line."""
 WITH_POINTS = "with synthetic points"
@@ -177,9 +183,9 @@ def fig2b(lines: Sequence[Curve], note: str = "") -> Picture:
 def fig2c(lines: Sequence[Curve], note: str = "") -> Picture:
     """Fig. 2c: false negatives among the highest negatives, and synthetic points from them."""
     caption = (
-        "Lines without markers: fraction of the 1024 highest negatives (all, if the queue is"
-        " shorter) that have the query's class. Triangles and squares: fraction of the synthetic"
-        f" points with at least one and with two such parents.{note}"
+        "Lines without markers: fraction of the highest negatives, 1024 or a sixteenth of a"
+        " queue shorter than 16384, that have the query's class. Triangles and squares: fraction of"
+        f" the synthetic points with at least one and with two such parents.{note}"
     )
     return _over_training("fig2c", "False negatives (Fig. 2c)", caption, "fraction (%)", lines)
 
@@ -187,22 +193,27 @@ def fig2c(lines: Sequence[Curve], note: str = "") -> Picture:
 def _over_training(
     name: str, title: str, caption: str, y_label: str, lines: Sequence[Curve]
 ) -> Picture:
-    from matplotlib.lines import Line2D
-
+    """Draw all lines on one pair of axes, or a panel for each run if there are many runs."""
     kinds = list(dict.fromkeys(line.kind for line in lines))
     runs = {line.hue: line.run for line in lines}
+    if len(runs) > MOST_TOGETHER:
+        figure = _panels(title, y_label, lines, runs, kinds)
+        caption += " One panel per run; the grey lines are those of all other runs."
+    else:
+        figure = _together(title, y_label, lines, runs, kinds)
+    numbers = {"x": "epoch", "y": y_label, "lines": [line._asdict() for line in lines]}
+    return Picture(name, title, caption, numbers, figure)
+
+
+def _together(
+    title: str, y_label: str, lines: Sequence[Curve], runs: dict[int, str], kinds: list[str]
+) -> Drawing:
+    from matplotlib.lines import Line2D
+
     with canvas(title, 3.7) as figure:
         axes = figure.subplots()
         for line in lines:
-            axes.plot(
-                line.x,
-                [100 * y for y in line.y],
-                color=colour(line.hue),
-                linestyle=line_style(line.hue),
-                linewidth=1.6 if len(lines) <= MARKS else 1.0,
-                marker=_MARKER.get(line.kind) or ("o" if len(line.x) == 1 else None),
-                markevery=max(1, len(line.x) // MARKS),
-            )
+            _draw_line(axes, line, 1.6 if len(lines) <= MARKS else 1.0)
         axes.set(xlabel="epoch", ylabel=y_label)
         axes.set_ylim(bottom=-0.02 * axes.get_ylim()[1])  # so that the axis does not hide 0
         axes.grid()
@@ -210,11 +221,53 @@ def _over_training(
             Line2D([], [], color=colour(hue), linestyle=line_style(hue), label=shown(run))
             for hue, run in runs.items()
         ]
+        legend_below(figure, handles + (_kind_handles(kinds) if len(kinds) > 1 else []))
+    return figure
+
+
+def _panels(
+    title: str, y_label: str, lines: Sequence[Curve], runs: dict[int, str], kinds: list[str]
+) -> Drawing:
+    """Draw a panel for each run, with the first kind of line of all others in grey."""
+    rows = -(-len(runs) // COLUMNS)
+    with canvas(title, 0.9 + 1.7 * rows, 7.6) as figure:
+        grid = figure.subplots(rows, COLUMNS, squeeze=False, sharex=True, sharey=True).flatten()
+        for axes, (hue, run) in zip(grid, runs.items(), strict=False):
+            for line in lines:
+                if line.hue == hue:
+                    _draw_line(axes, line, 1.4)
+                elif line.kind == kinds[0]:
+                    axes.plot(line.x, [100 * y for y in line.y], color=GREY, linewidth=0.6)
+            axes.set_title(shown(run), loc="left", size="x-small")
+            axes.grid()
+        grid[0].set_ylim(bottom=-0.02 * grid[0].get_ylim()[1])
+        for axes in grid[len(runs) :]:
+            axes.set_axis_off()
+        for axes in grid[max(0, len(runs) - COLUMNS) : len(runs)]:
+            axes.xaxis.set_tick_params(labelbottom=True)
+            axes.set_xlabel("epoch")
+        figure.supylabel(y_label, size="medium", color=INK)
         if len(kinds) > 1:
-            handles += [
-                Line2D([], [], color=INK, linewidth=1, marker=_MARKER.get(kind), label=kind)
-                for kind in kinds
-            ]
-        legend_below(figure, handles)
-    numbers = {"x": "epoch", "y": y_label, "lines": [line._asdict() for line in lines]}
-    return Picture(name, title, caption, numbers, figure)
+            legend_below(figure, _kind_handles(kinds))
+    return figure
+
+
+def _draw_line(axes: Drawing, line: Curve, width: float) -> None:
+    axes.plot(
+        line.x,
+        [100 * y for y in line.y],
+        color=colour(line.hue),
+        linestyle=line_style(line.hue),
+        linewidth=width,
+        marker=_MARKER.get(line.kind) or ("o" if len(line.x) == 1 else None),
+        markevery=max(1, len(line.x) // MARKS),
+    )
+
+
+def _kind_handles(kinds: list[str]) -> list[Drawing]:
+    from matplotlib.lines import Line2D
+
+    return [
+        Line2D([], [], color=INK, linewidth=1, marker=_MARKER.get(kind), label=kind)
+        for kind in kinds
+    ]

@@ -33,6 +33,8 @@ LINES: tuple[LineStyle, ...] = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 SEQUENCE = "viridis"
 """Colours for ordered things, such as epochs."""
+MOST_TOGETHER = 6
+"""Most runs on one pair of axes with a legend: as many as there are colours."""
 LONGEST = 44
 """Most characters of a label."""
 WIDTH = 6.4

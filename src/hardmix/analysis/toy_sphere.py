@@ -7,18 +7,22 @@ import torch
 from torch.nn.functional import normalize
 
 from hardmix.analysis.embedding import MOST, tsne
-from hardmix.analysis.picture import COLOURS, INK, Picture, canvas, legend_below
+from hardmix.analysis.picture import COLOURS, Picture, canvas, legend_below
 from hardmix.errors import InputError
 from hardmix.mixing.plans import hardest_negatives, materialize, plan_mochi
 from hardmix.runtime.random_numbers import seed_of
 
+RED, BLUE, PALE_BLUE = "#d62728", COLOURS[0], COLOURS[5]
+
 LOOK: dict[str, dict[str, Any]] = {
-    "memory": {"color": "#999999", "marker": ".", "s": 14},
-    "hardest negatives": {"color": COLOURS[0], "marker": "o", "s": 22},
-    "pair points": {"color": COLOURS[2], "marker": "^", "s": 22},
-    "points with the query": {"color": COLOURS[1], "marker": "s", "s": 22},
-    "query": {"color": INK, "marker": "*", "s": 260},
+    "memory": {"color": "#b0b0b0", "marker": ".", "s": 14},
+    "hardest negatives": {"color": "#707070", "marker": "o", "s": 22},
+    "pair points": {"color": BLUE, "marker": "^", "s": 26},
+    "points with the query": {"color": PALE_BLUE, "marker": "v", "s": 30},
+    "query": {"color": RED, "marker": "s", "s": 110},
 }
+"""The paper's symbols: the query is a red square, synthetic points are blue triangles, and the
+memory is grey."""
 
 
 class ToyPoints(NamedTuple):
@@ -108,7 +112,8 @@ def fig1(groups: Sequence[ToyPoints], settings: dict[str, Any]) -> Picture:
         legend_below(figure, handles, columns=3)
     numbers = {"settings": settings, "groups": [group._asdict() for group in groups]}
     caption = (
-        "Random embeddings on the unit sphere. Points that mix two of the hardest negatives are"
+        "Random embeddings on the unit sphere. The query is a red square, the memory grey, and"
+        " synthetic points are blue triangles. Points that mix two of the hardest negatives are"
         " among them; points mixed with the query are between them and the query. t-SNE keeps"
         " neighbours together; its distances have no unit."
     )

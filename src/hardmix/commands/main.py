@@ -62,6 +62,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "import": encoder_files.import_,
     },
     "Reproduce the paper": {
+        "check-data": sweeps.check_data,
         "imagenet100": train.imagenet100,
         "sweep": sweeps.sweep,
         "analyze": draw.analyze,

@@ -90,12 +90,47 @@ class Sweep:
     transfer_root: Annotated[
         str | None, Help(help="Images of another data set, for the evaluation transfer.")
     ] = None
-    voc_root: Annotated[Path | None, Help(help="Folder of VOC, for table2.")] = None
+    voc_root: Annotated[
+        Path | None, Help(help="Folder of VOC, for table2; at a small scale it may be left out.")
+    ] = None
     coco_root: Annotated[Path | None, Help(help="Folder of COCO, for table3.")] = None
+    detector_iterations: Annotated[
+        int | None, Help(help="Steps of a detector, 600 if unset; small scales only.")
+    ] = None
     coco_schedule: Annotated[
         Literal["1x", "2x"], Help(help="Schedule on COCO; 1x is the paper's.")
     ] = "1x"
     data: SweepData = field(default_factory=SweepData)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedData:
+    """The images."""
+
+    root: Annotated[Path, Help(help="Folder of ImageNet, VOC2007 and VOC2012, or COCO.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckData:
+    """Count the images of a data set of the paper: hardmix check-data NAME --data.root DIR.
+
+    Exit status: 0 the layout is right and all images are there; 2 otherwise.
+    """
+
+    name: Annotated[
+        tyro.conf.Positional[Literal["imagenet", "imagenet100", "voc", "coco"]],
+        Help(metavar="NAME", help="imagenet, imagenet100, voc or coco."),
+    ]
+    data: CheckedData
+    any_counts: Annotated[bool, Help(help="Accept other numbers of images and classes.")] = False
+
+
+def check_data(line: CommandLine) -> None:
+    """Check that a data set of the paper is complete."""
+    options = parse(CheckData, "check-data", line)
+    from hardmix.sweep.data_roots import check_data as check
+
+    check(options.name, options.data.root, any_counts=options.any_counts)
 
 
 def check_code(file: str, grid: Grid) -> None:

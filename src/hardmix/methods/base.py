@@ -94,6 +94,19 @@ class StepOutcome:
     measures: dict[str, Tensor] = field(default_factory=dict, kw_only=True)
     """Numbers for metrics.jsonl by name, detached, such as further terms of the loss."""
 
+    def kept(self) -> Float[Tensor, "numbers batch"]:
+        """Return what is kept of every step for the next line of metrics.jsonl, in few launches."""
+        return self.loss.new_zeros(0, 0)
+
+    @classmethod
+    def summary(cls, kept: Float[Tensor, "numbers queries"]) -> dict[str, Tensor]:  # noqa: ARG003
+        """Return measures of what was kept of all steps since the last line, by name."""
+        return {}
+
+    def ranks(self) -> Float[Tensor, " top"] | None:
+        """Return Fig. 2a for this part of a batch; None if there are no negatives."""
+        return None
+
 
 class NonFiniteError(Exception):
     """A loss or gradient is NaN or infinite; raised by all ranks at the same step."""

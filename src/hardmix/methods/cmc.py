@@ -14,9 +14,6 @@ within a bank and so within a modality: a query is of the other one, and points 
 unless they are made with the key (`mix.strategy` mixed-with-key).
 """
 
-from collections.abc import Sequence
-from typing import cast
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -24,7 +21,7 @@ from torch.nn.functional import normalize
 
 from hardmix.data.batches import Batch
 from hardmix.errors import InputError
-from hardmix.methods.base import Materials, StepOutcome, TrainingPosition, check_embeddings
+from hardmix.methods.base import Materials, TrainingPosition, check_embeddings
 from hardmix.methods.contrast_measures import ContrastOutcome
 from hardmix.methods.image_bank import BankMethod, ImageBank
 from hardmix.methods.unmix import draw_mixture, mix_images, partners_of
@@ -74,15 +71,6 @@ class Cmc(BankMethod):
         self.light = ImageBank(config, materials, "bank of L")
         self.memory = ImageBank(config, materials, "bank of ab")
 
-    @property
-    def trunk(self) -> nn.Module:  # type: ignore[override]
-        """Return both encoders without their heads, from RGB to the features of both."""
-        return self.encoder.trunk
-
-    def networks(self) -> dict[str, nn.Module]:
-        """Return both encoders as one network."""
-        return {"encoder": self.encoder}
-
     def loss(self, part: Batch, at: TrainingPosition) -> ContrastOutcome:
         """Return both directions, of the images and, with cmc.unmix, of mixed ones."""
         with timed("query"):
@@ -115,12 +103,6 @@ class Cmc(BankMethod):
         own = self._both_ways(light, colours, part, at, 2).loss
         other = self._both_ways(light, colours, partner, at, 4).loss
         return mixture.share * own + (1 - mixture.share) * other
-
-    def after_step(self, batch: Batch, outcomes: Sequence[StepOutcome]) -> None:
-        """Write this step's embeddings into both banks."""
-        keys = torch.cat([each.key for each in cast("Sequence[ContrastOutcome]", outcomes)])
-        for bank, rows in zip((self.light, self.memory), keys.chunk(2, dim=1), strict=True):
-            self.remember(bank, batch, rows, self.options.bank_momentum)
 
     def banks(self) -> dict[str, ImageBank]:
         """Return both banks."""

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from hardmix.methods.base import StepOutcome
 from hardmix.mixing.diagnostics import (
+    edges,
     false_negatives_top,
     false_parents,
+    harder_points,
     matching_probability,
     negative_mass,
-    proxy_accuracy,
+    proxy_of_edges,
     similarity_histogram,
 )
 from hardmix.mixing.infonce import Contrast
@@ -41,6 +43,22 @@ class ContrastOutcome(StepOutcome):
     own: Bool[Tensor, "batch K"] | None = None
     """Columns that are not negatives but the query's own image, if there are any."""
 
+    @torch.no_grad()
+    def kept(self) -> Tensor:
+        """Return the similarity of each query's key, hardest negative and hardest point."""
+        return edges(self.measured, self.exclude)
+
+    @classmethod
+    def summary(cls, kept: Tensor) -> dict[str, Tensor]:
+        """Return Fig. 2b: the share of all queries that find their key."""
+        accuracy = proxy_of_edges(kept)
+        return {"proxy_accuracy": accuracy.real, "proxy_accuracy_mixed": accuracy.mixed}
+
+    @torch.no_grad()
+    def ranks(self) -> Tensor:
+        """Return Fig. 2a for this part: the mean matching probability of its queries, by rank."""
+        return matching_probability(self.measured, self.exclude)
+
     @property
     def measured(self) -> Contrast:
         """The contrast, in which a query's own image is its easiest negative."""
@@ -51,18 +69,15 @@ class ContrastOutcome(StepOutcome):
 
 @torch.no_grad()
 def describe_contrast(outcomes: Sequence[StepOutcome], config: PretrainConfig) -> dict[str, float]:
-    """Return Fig. 2's measures for the last part of a step, by name."""
+    """Return Fig. 2's measures for the last part of a step; the proxy task is of all steps."""
     parts = cast("Sequence[ContrastOutcome]", outcomes)
     last = parts[-1]
     outcome, plan = last.measured, last.plan
-    accuracy = proxy_accuracy(outcome, last.exclude)
     keys = gather(torch.cat([part.key for part in parts]))
     false = equal_and_known(last.labels, last.queue_labels)
     false = false if last.own is None else false & ~last.own
     mass = negative_mass(last.contrast)
     described = {
-        "proxy_accuracy": accuracy.real,
-        "proxy_accuracy_mixed": accuracy.mixed,
         "positive_similarity": outcome.positive.mean(),
         "hardest_similarity": outcome.real.amax(dim=1).mean(),
         "spread": keys.std(dim=0).mean() * math.sqrt(config.model.dim),
@@ -79,6 +94,9 @@ def describe_contrast(outcomes: Sequence[StepOutcome], config: PretrainConfig) -
         by_labels["synthetic_both_false"] = parents.pairs_both
         by_labels["synthetic_query_false"] = parents.with_query
         described["synthetic_mass"] = mass.points
+        harder = harder_points(outcome, plan, last.exclude)
+        described["pairs_harder"] = harder.pairs
+        described["with_query_harder"] = harder.with_query
         by_kind = {f"synthetic_mass_{kind}": share for kind, share in mass.kinds.items()}
         highest = gather(torch.stack(list(by_kind.values()))[None]).amax(dim=0)
         anywhere = {

@@ -10,11 +10,11 @@ entry is a negative once.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from hardmix.data.batches import Batch
@@ -66,13 +66,25 @@ class ImageBank(MemoryQueue):
 
 
 class BankMethod(Method):
-    """A method whose keys are the entries of its images in a bank."""
+    """A method with one `encoder`, whose keys are the entries of its images in a bank."""
 
+    encoder: Any
+    """Network with a `trunk`; called with images, it returns the queries unless `embed` says so."""
     memory: ImageBank
 
     def __init__(self, config: PretrainConfig, materials: Materials) -> None:
         super().__init__(config, materials)
         self.mixing = MixingSchedule(config, materials.mixing)
+
+    @property
+    def trunk(self) -> nn.Module:  # type: ignore[override]
+        """Return the encoder without its heads."""
+        trunk: nn.Module = self.encoder.trunk
+        return trunk
+
+    def networks(self) -> dict[str, nn.Module]:
+        """Return the encoder."""
+        return {"encoder": self.encoder}
 
     def contrast(
         self,
@@ -107,14 +119,16 @@ class BankMethod(Method):
         new = query.detach()
         return ContrastOutcome(outcome.loss, outcome, plan, new, exclude, part.labels, labels, own)
 
-    def remember(self, bank: ImageBank, batch: Batch, keys: Tensor, momentum: float) -> None:
-        """Write a step's embeddings into a bank, in the order of the global batch."""
-        parts = self.config.train.accumulate
-        keys, labels, ids = gather_batch(parts, keys, batch.labels, batch.ids)
-        bank.remember(keys, labels, ids, momentum)
+    def after_step(self, batch: Batch, outcomes: Sequence[StepOutcome]) -> None:
+        """Write this step's embeddings into the banks, in the order of the global batch."""
+        keys = torch.cat([part.key for part in cast("Sequence[ContrastOutcome]", outcomes)])
+        banks, parts = list(self.banks().values()), self.config.train.accumulate
+        for bank, columns in zip(banks, keys.chunk(len(banks), dim=1), strict=True):
+            rows, labels, ids = gather_batch(parts, columns, batch.labels, batch.ids)
+            bank.remember(rows, labels, ids, self.options.bank_momentum)
 
     def banks(self) -> dict[str, ImageBank]:
-        """Return its banks by their names in messages."""
+        """Return its banks by their names in messages; of several, each has a part of a key."""
         return {"bank": self.memory}
 
     def replicated(self) -> dict[str, Tensor]:
@@ -140,7 +154,8 @@ class BankMethod(Method):
 
     def embed(self, images: Float[Tensor, "batch channels y x"]) -> Float[Tensor, "batch dim"]:
         """Return the queries of images, to be contrasted with `memory`."""
-        raise NotImplementedError
+        embeddings: Tensor = self.encoder(images)
+        return embeddings
 
     @torch.no_grad()
     def contrast_images(

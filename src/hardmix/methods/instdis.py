@@ -8,14 +8,8 @@ which replaces NCE by the softmax above and crops from 0.08. The paper's 59.5 is
 this is its method. With `mix.*`, points are made from the K entries.
 """
 
-from collections.abc import Sequence
-from typing import cast
-
-import torch
-from torch import Tensor, nn
-
 from hardmix.data.batches import Batch
-from hardmix.methods.base import Materials, StepOutcome, TrainingPosition, check_embeddings
+from hardmix.methods.base import Materials, TrainingPosition, check_embeddings
 from hardmix.methods.contrast_measures import ContrastOutcome
 from hardmix.methods.image_bank import BankMethod, ImageBank
 from hardmix.runtime.profile import timed
@@ -34,28 +28,9 @@ class InstDis(BankMethod):
         self.encoder = self.new_encoder()
         self.memory = ImageBank(config, materials)
 
-    @property
-    def trunk(self) -> nn.Module:  # type: ignore[override]
-        """Return the encoder without its head."""
-        return self.encoder.trunk
-
-    def networks(self) -> dict[str, nn.Module]:
-        """Return the encoder."""
-        return {"encoder": self.encoder}
-
     def loss(self, part: Batch, at: TrainingPosition) -> ContrastOutcome:
         """Return Eq. 1 with the image's own entry as its key."""
         with timed("query"):
             query = self.network("encoder")(part.query)
         check_embeddings(query=query)
         return self.contrast(query, self.memory, part, at)
-
-    def after_step(self, batch: Batch, outcomes: Sequence[StepOutcome]) -> None:
-        """Write this step's embeddings into the bank."""
-        keys = torch.cat([part.key for part in cast("Sequence[ContrastOutcome]", outcomes)])
-        self.remember(self.memory, batch, keys, self.options.bank_momentum)
-
-    def embed(self, images: Tensor) -> Tensor:
-        """Return the encoder's embeddings."""
-        embeddings: Tensor = self.encoder(images)
-        return embeddings

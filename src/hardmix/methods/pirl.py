@@ -11,15 +11,14 @@ the image's embedding written into the bank. Decided: tiles are shuffled before 
 of after it, which is the same. With `mix.*`, points join both terms.
 """
 
-from collections.abc import Sequence
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hardmix.data.batches import Batch
 from hardmix.data.views import ViewKind
-from hardmix.methods.base import Materials, StepOutcome, TrainingPosition, check_embeddings
+from hardmix.methods.base import Materials, TrainingPosition, check_embeddings
 from hardmix.methods.contrast_measures import ContrastOutcome
 from hardmix.methods.image_bank import BankMethod, ImageBank
 from hardmix.methods.jigsaw import TILES, JigsawEncoder, draw_tiles, jigsaw_view
@@ -44,15 +43,6 @@ class Pirl(BankMethod):
         options = cast("PirlOptions", config.options)
         return ViewKind(), jigsaw_view(options.jigsaw_size)
 
-    @property
-    def trunk(self) -> nn.Module:  # type: ignore[override]
-        """Return the encoder without its heads."""
-        return self.encoder.trunk
-
-    def networks(self) -> dict[str, nn.Module]:
-        """Return the encoder with both heads."""
-        return {"encoder": self.encoder}
-
     def example(self, name: str) -> tuple[Tensor, ...]:
         """Return two black images, and their tiles."""
         (images,) = super().example(name)
@@ -70,13 +60,3 @@ class Pirl(BankMethod):
         outcome.measures["jigsaw_loss"] = term.detach()
         outcome.loss = torch.lerp(outcome.loss, term, self.options.weight)
         return outcome
-
-    def after_step(self, batch: Batch, outcomes: Sequence[StepOutcome]) -> None:
-        """Write this step's embeddings of whole images into the bank."""
-        keys = torch.cat([part.key for part in cast("Sequence[ContrastOutcome]", outcomes)])
-        self.remember(self.memory, batch, keys, self.options.bank_momentum)
-
-    def embed(self, images: Tensor) -> Tensor:
-        """Return the embeddings of whole images."""
-        embeddings: Tensor = self.encoder(images)
-        return embeddings

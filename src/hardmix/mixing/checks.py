@@ -119,8 +119,10 @@ def check_not_transformed() -> None:
         )
 
 
-def check_top(top: int) -> None:
-    """Refuse a number of ranks below 1."""
+def check_top(top: int | None) -> None:
+    """Refuse a number of ranks below 1; None is the default number."""
+    if top is None:
+        return
     check_whole(top=top)
     if top < 1:
         raise InputError(f"top={top} is below 1: it is the number of highest-ranked negatives.")

@@ -14,7 +14,9 @@ from hardmix.mixing.infonce import Contrast, WeightLine
 from hardmix.mixing.plans import NO_POINT, VECTOR, MixPlan, hardest_negatives
 
 TOP = 1024
-"""Number of highest-ranked negatives in Fig. 2a and 2c."""
+"""Number of highest-ranked negatives in Fig. 2a and 2c, of the paper's 16384."""
+TOP_PART = 16
+"""Part of the negatives that they are: a sixteenth also of a shorter queue."""
 
 BINS = 80
 """Number of bins in a histogram of similarities, from -1 to 1."""
@@ -40,14 +42,33 @@ class FalseParents(NamedTuple):
     """Share of points mixed with the query (or key) whose negative is false."""
 
 
+class HarderPoints(NamedTuple):
+    """Sec. 4.3: share of queries whose hardest point is harder than their hardest negative.
+
+    NaN without such points.
+    """
+
+    pairs: Float[Tensor, ""]
+    """max l(h) > max l(n): among points that mix two negatives."""
+    with_query: Float[Tensor, ""]
+    """max l(h') > max l(n): among points mixed with the query (or key)."""
+
+
+def top_of(num_negatives: int) -> int:
+    """Return how many negatives count as the highest: min(1024, K // 16), at least one."""
+    return min(TOP, max(1, num_negatives // TOP_PART))
+
+
 def matching_probability(
-    outcome: Contrast, exclude: Bool[Tensor, "batch K"] | None = None, top: int = TOP
+    outcome: Contrast, exclude: Bool[Tensor, "batch K"] | None = None, top: int | None = None
 ) -> Float[Tensor, " top"]:
     """Return Fig. 2a: the matching probability of the `top` highest negatives, by rank.
 
     This is the probability of Eq. 2 over the key and the real negatives, averaged over the queries.
+    Unset, `top` is the paper's 1024 of 16384, and a sixteenth of fewer negatives.
     """
     check_top(top)
+    top = top_of(outcome.real.shape[1]) if top is None else top
     temperature, real = outcome.temperature, _shown(outcome.real, exclude)
     log_total = torch.logaddexp(
         outcome.positive / temperature, torch.logsumexp(real / temperature, dim=1)
@@ -60,12 +81,38 @@ def proxy_accuracy(
     outcome: Contrast, exclude: Bool[Tensor, "batch K"] | None = None
 ) -> ProxyAccuracy:
     """Return Fig. 2b: accuracy on the proxy task, without and with the synthetic points."""
-    real = outcome.positive > _shown(outcome.real, exclude).amax(dim=1)
-    if outcome.synthetic.shape[1] == 0:
-        return ProxyAccuracy(_share(real), _share(real))
-    return ProxyAccuracy(
-        _share(real), _share(real & (outcome.positive > outcome.synthetic.amax(dim=1)))
-    )
+    return proxy_of_edges(edges(outcome, exclude))
+
+
+def edges(
+    outcome: Contrast, exclude: Bool[Tensor, "batch K"] | None = None
+) -> Float[Tensor, "3 batch"]:
+    """Return each query's similarity to its key, its hardest negative and its hardest point.
+
+    Without points, the last is that of the hardest negative.
+    """
+    hardest = _shown(outcome.real, exclude).amax(dim=1)
+    points = outcome.synthetic.amax(dim=1) if outcome.synthetic.shape[1] else hardest
+    return torch.stack([outcome.positive, hardest, points])
+
+
+def proxy_of_edges(edges: Float[Tensor, "3 queries"]) -> ProxyAccuracy:
+    """Return Fig. 2b for queries of any number of steps."""
+    key, hardest, point = edges
+    real = key > hardest
+    return ProxyAccuracy(_share(real), _share(real & (key > point)))
+
+
+def harder_points(
+    outcome: Contrast, plan: MixPlan, exclude: Bool[Tensor, "batch K"] | None = None
+) -> HarderPoints:
+    """Return Sec. 4.3's comparison of the hardest points with the hardest real negative."""
+    hardest, pair = _shown(outcome.real, exclude).amax(dim=1), plan.partner >= 0
+    kinds = torch.stack([pair, ~pair])
+    # The hardest point of each kind: -inf where none could be made.
+    point = torch.where(kinds, outcome.synthetic, -torch.inf).amax(dim=2)
+    shares = (point > hardest).sum(dim=1) / (point > -torch.inf).sum(dim=1)
+    return HarderPoints(*shares.unbind())
 
 
 def synthetic_mass(outcome: Contrast) -> Float[Tensor, ""]:
@@ -147,9 +194,11 @@ def _marks(plan: MixPlan) -> Tensor:
 def false_negatives_top(
     similarity: Float[Tensor, "batch K"],
     false_negative: Bool[Tensor, "batch K"],
-    top: int = TOP,
+    top: int | None = None,
 ) -> Float[Tensor, ""]:
     """Return Fig. 2c: the share of false negatives among the `top` highest negatives.
+
+    Unset, `top` is the paper's 1024 of 16384, and a sixteenth of fewer negatives.
 
     `similarity` covers all negatives, also those excluded from the loss by the oracle, as
     `Contrast.real` does. `false_negative` is the mask from `MemoryQueue.same_class`.
@@ -157,6 +206,7 @@ def false_negatives_top(
     check_similarity(similarity)
     check_top(top)
     check_mask(false_negative, len(similarity), similarity.shape[1], "false_negative")
+    top = top_of(similarity.shape[1]) if top is None else top
     highest = hardest_negatives(similarity, min(top, similarity.shape[1]))
     return _share(false_negative.gather(1, highest.positions))
 

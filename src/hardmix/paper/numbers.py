@@ -7,7 +7,7 @@ each time. Settings are plain values by dotted name, and may be of older version
 """
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -33,8 +33,10 @@ DETECTORS = {
 """Settings that the paper's detectors share, by `task` (MoCo's detectron2 configs)."""
 
 SCHEDULES = {100: 200, 200: 200}
-"""Epochs in the tables, and of the schedule they belong to. The paper restarted its runs of 800
-epochs from epoch 200 (App. C.1) and does not say how those of 400 and 1000 were scheduled."""
+"""Epochs in the tables, and of the schedule they belong to."""
+RESTARTED, RESTARTED_AT = 800, 200
+"""The paper's runs of 800 epochs continue those of 200 with a schedule of 800 (App. C.1). It does
+not say how those of 400 and 1000 epochs were scheduled."""
 
 PLACES = {
     "table1": "Table 1",
@@ -124,9 +126,16 @@ def paper_rows() -> tuple[PaperRow, ...]:
 
 
 def paper_beside(
-    chosen: Mapping[str, Any], task: str, metric: str, result: Mapping[str, Any]
+    chosen: Mapping[str, Any],
+    task: str,
+    metric: str,
+    result: Mapping[str, Any],
+    lines: Sequence[Mapping[str, Any]] = (),
 ) -> Beside:
-    """Return the paper's number for these settings; `task` and `metric` are as in results.csv."""
+    """Return the paper's number for these settings; `task` and `metric` are as in results.csv.
+
+    `lines` are those of metrics.jsonl, whose learning rates tell whether the run was restarted.
+    """
     recipe, method = str(chosen.get("recipe")), str(chosen.get("method"))
     if recipe not in DATA_SETS or method not in METHODS:
         return Beside(None, False, "The paper has no run of this recipe.")
@@ -143,7 +152,7 @@ def paper_beside(
     evaluated = _linear_unlike(recipe, result) if task == "linear" else _detection_unlike(result)
     reasons = [
         *_other_images(recipe, chosen, result if task == "linear" else {}),
-        *_unlike_row(row, chosen),
+        *_unlike_row(row, chosen, lines),
         *_unlike_recipe(chosen),
         *evaluated,
     ]
@@ -225,7 +234,9 @@ def _other_images(recipe: str, chosen: Mapping[str, Any], result: Mapping[str, A
     return reasons
 
 
-def _unlike_row(row: PaperRow, chosen: Mapping[str, Any]) -> list[str]:
+def _unlike_row(
+    row: PaperRow, chosen: Mapping[str, Any], lines: Sequence[Mapping[str, Any]] = ()
+) -> list[str]:
     """Return differences in what the paper's tables state: epochs, queue, (N, s, s')."""
     queue, planned = chosen.get("train.queue_size"), chosen.get("train.epochs")
     ours = tuple(chosen.get(name) for name in COUNTS)
@@ -238,13 +249,33 @@ def _unlike_row(row: PaperRow, chosen: Mapping[str, Any]) -> list[str]:
             f"a schedule of {_said(planned)} epochs, where the paper stops one of"
             f" {SCHEDULES[row.epochs]} at {row.epochs}"
         )
-    elif row.epochs is not None and row.epochs not in SCHEDULES:
-        reasons.append(f"the paper's {row.epochs} epochs are not one plain schedule (App. C.1)")
+    elif row.epochs == RESTARTED and not was_restarted(lines):
+        reasons.append(
+            f"the paper's {RESTARTED} epochs are not one plain schedule: they continue a run of"
+            f" {RESTARTED_AT} (App. C.1), which this run did not"
+        )
+    elif row.epochs is not None and row.epochs not in (*SCHEDULES, RESTARTED):
+        reasons.append(f"the paper does not say how its {row.epochs} epochs were scheduled")
     if row.queue_size is not None and row.queue_size != queue:
         reasons.append(f"a queue of {_said(queue)} instead of {row.queue_size}")
     if row.mix is not None and row.mix != ours:
         reasons.append(f"(N, s, s') ({', '.join(map(_said, ours))}) instead of {row.mix}")
     return reasons
+
+
+def was_restarted(lines: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the learning rate rose again at epoch 200, as in App. C.1.
+
+    A schedule of 200 epochs has come down to almost nothing by then; one of 800 continues at 85 %
+    of the initial rate.
+    """
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    for line in lines:
+        epoch, rate = line.get("epoch"), line.get("lr")
+        if isinstance(epoch, int) and isinstance(rate, int | float):
+            rates[epoch < RESTARTED_AT].append(float(rate))
+    before, after = rates[True], rates[False]
+    return bool(before and after) and before[-1] < 0.01 * max(before) and after[0] > 0.8 * before[0]
 
 
 def _unlike_recipe(chosen: Mapping[str, Any]) -> list[str]:

@@ -138,7 +138,9 @@ def _table(
                 deviation=deviation if len(cell) > 1 else None,
                 second=mean_and_deviation(seconds)[0] if seconds else None,
                 gain=gain_over(baselines.get(group.number), group.number, values),
-                paper=paper_beside(group.settings, *cell[0].paper, cell[0].result),
+                paper=paper_beside(
+                    group.settings, *cell[0].paper, cell[0].result, group.runs[0].metrics
+                ),
             )
         )
     first = next(iter(cells.values()))[0]

@@ -62,7 +62,7 @@ METRICS = [
     Metric(
         "false_negatives_top",
         "False negatives",
-        "Fraction of a query's 1024 hardest negatives that have its class (Fig. 2c).",
+        "Fraction of a query's min(1024, K // 16) hardest negatives that have its class (Fig. 2c).",
         True,
     ),
     Metric(
@@ -81,6 +81,18 @@ METRICS = [
         "synthetic_query_false",
         "Parent with query false",
         "Fraction of points mixed with the query whose negative is false.",
+        True,
+    ),
+    Metric(
+        "pairs_harder",
+        "Harder pairs",
+        "Fraction of queries whose hardest pair point is harder than their hardest negative.",
+        True,
+    ),
+    Metric(
+        "with_query_harder",
+        "Harder points with query",
+        "The same for points mixed with the query: max l(h') > max l(n) (Sec. 4.3).",
         True,
     ),
     Metric(

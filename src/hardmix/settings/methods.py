@@ -261,6 +261,10 @@ STEPS_TO_V2 = {
 }
 """The changes of MoCo-v2 to MoCo (App. B.1): setting and value."""
 
+ON_MOCO = "MoCo-v2 + "
+"""Beginning of the titles of methods that add a term to MoCo's loss. A run with MoCo's first
+settings has another: "MoCo + Image Mixture"."""
+
 COUNTS = ("mix.num_hardest", "mix.num_pairs", "mix.num_with_query")
 """N, s, s'."""
 
@@ -275,6 +279,8 @@ def method_title(settings: Mapping[str, Any]) -> str:
         return str(method)
     facts = METHOD_FACTS[method]
     title = facts.title
+    if title.startswith(ON_MOCO):
+        title = f"MoCo{_steps('moco-v1', settings)} + {title.removeprefix(ON_MOCO)}"
     points = [settings.get(name, "?") for name in COUNTS[1:]]
     if _only_warms_up(settings) and (method == "mochi" or any(points)):
         title = METHOD_FACTS["moco-v2"].title if method == "mochi" else title

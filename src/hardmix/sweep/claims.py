@@ -1,23 +1,27 @@
-"""The paper's ten claims, judged by the runs of a sweep's folder: DIR/claims.md and claims.json.
+"""The paper's claims, judged by the runs of a sweep's folder: DIR/claims.md and claims.json.
 
 One rule for all comparisons of accuracies: differences are taken by seed, and are significant if
 the 95 % interval of their mean by Student's t excludes 0. If two rows share fewer than two seeds, a
 difference is significant if it exceeds twice its standard error. A claim is then "seen" or "not
 seen"; without two seeds on each side, or without the runs it is about, it "cannot be judged".
+Of detectors, three fine-tunings of one run count as three seeds, as in the paper. A claim that two
+numbers are similar is seen if they differ by less than 2 points, or not significantly.
 Labels are the paper's (K = 16384); at a small scale, the numbers of the runs are smaller.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
 from hardmix.analysis.hardness import half_holders
 from hardmix.analysis.over_training import epoch_means
 from hardmix.evaluation.accuracy import mean_and_deviation
 from hardmix.report.grouping import difference
-from hardmix.runs.reading import RunRecord
+from hardmix.runs.reading import RunRecord, number
 from hardmix.sweep.grids import BEST
 from hardmix.sweep.pairs import student_interval
 from hardmix.sweep.planning import SweepOptions, make_plan
@@ -25,8 +29,17 @@ from hardmix.sweep.results import TableRow, collect, write_files
 
 Verdict = Literal["seen", "seen in part", "not seen", "cannot be judged"]
 
-JUDGED = ("table1", "table1-supp", "fig3a", "fig3b", "variants")
-"""Grids whose rows share labels and settings."""
+ON_IMAGENET1K = ("table2", "table2-supp", "table3")
+"""Grids of ImageNet-1k; their labels and settings are shared, too."""
+JUDGED = (
+    *("table1", "table1-supp", "fig2", "fig3a", "fig3b", "proxy", "variants"),
+    *ON_IMAGENET1K,
+)
+"""Grids that claims are judged from; those of one data set share labels and settings."""
+SIMILAR = 2.0
+"""Points within which two accuracies of the proxy task are called similar."""
+HALF = 50.0
+"""Percent of the queries that decide whether synthetic points are harder than negatives."""
 FEW = 0.1
 """Claim 4, as a fraction of all synthetic points: the paper says "around only 1 %"."""
 SMALL = 64
@@ -49,12 +62,13 @@ Judgement = tuple[Verdict, str]
 
 
 class Evidence:
-    """The rows of a folder by label, with their values by measure and their runs."""
+    """The rows of some grids by label, with their values by measure and their runs."""
 
-    def __init__(self, options: SweepOptions) -> None:
+    def __init__(self, options: SweepOptions, grids: Sequence[str]) -> None:
         self.lines: dict[str, TableRow] = {}
+        self.detection = options.detection
         self._values: dict[tuple[str, str], dict[int, float]] = {}
-        for grid in JUDGED:
+        for grid in grids:
             result = collect(make_plan(replace(options, grid=grid, only=(), index=None)))
             for line in result.lines:
                 if line.finished.names:
@@ -63,11 +77,27 @@ class Evidence:
                     self._values[line.row.label, measure] = cell.values
 
     def values(self, label: str, measure: str) -> dict[int, float]:
-        """Return values by seed; "linear" is the scale's own protocol."""
+        """Return values by seed, or by fine-tuning of a single run.
+
+        "linear" is the scale's own protocol, and "voc AP" and "coco APbb" its own detectors.
+        """
         if measure == "linear":
             full = self._values.get((label, "linear"))
             return full or self._values.get((label, "linear-cached"), {})
-        return self._values.get((label, measure), {})
+        if measure not in DETECTIONS:
+            return self._values.get((label, measure), {})
+        task, metric = DETECTIONS[measure]
+        file = self.detection.get(task, "")
+        by_seed = self._values.get((label, f"{file}/{metric}/ap"), {})
+        return by_seed if len(by_seed) > 1 else self._fine_tunings(label, file, metric) or by_seed
+
+    def _fine_tunings(self, label: str, file: str, metric: str) -> dict[int, float]:
+        """Return the AP of every detector of a row's single run."""
+        for record in self.records(label):
+            trials = record.results.get(file, {}).get("trials", [])
+            found = [number(trial["scores"][metric]["ap"]) for trial in trials]
+            return {k: 100 * value for k, value in enumerate(found) if value is not None}
+        return {}
 
     def records(self, label: str) -> list[RunRecord]:
         """Return the finished runs of a row."""
@@ -96,11 +126,12 @@ class Evidence:
 
 
 def judge(options: SweepOptions) -> list[Claim]:
-    """Judge all ten claims, in the paper's order."""
-    evidence = Evidence(options)
+    """Judge all claims."""
+    small = Evidence(options, [grid for grid in JUDGED if grid not in ON_IMAGENET1K])
+    large = Evidence(options, [grid for grid in JUDGED if grid in ON_IMAGENET1K])
     return [
-        Claim(number, claim, place, *judgement(evidence))
-        for number, (claim, place, judgement) in enumerate(CLAIMS, start=1)
+        Claim(place, claim, where, *judgement(large if judgement in OF_IMAGENET1K else small))
+        for place, (claim, where, judgement) in enumerate(CLAIMS, start=1)
     ]
 
 
@@ -240,6 +271,226 @@ def _softmax(evidence: Evidence) -> Judgement:
     return "seen" if fallen == len(signs) else "seen in part" if fallen else "not seen", shown
 
 
+def _gain_at_100(evidence: Evidence) -> Judgement:
+    sign, shown = evidence.compare(f"{MOCHI}{SHORT}", f"{MOCO}{SHORT}")
+    return _seen(sign, 1), shown
+
+
+def _growing_gain(evidence: Evidence) -> Judgement:
+    """Compare the gain after 200 epochs with that after 100, seed by seed."""
+    late, early = (_differences(evidence, f"{MOCHI}{end}", f"{MOCO}{end}") for end in ("", SHORT))
+    if min(len(late), len(early)) < 2:
+        return "cannot be judged", f"needs two seeds of {MOCHI} and {MOCO} at 100 and 200 epochs"
+    sign, words = sign_of(late, early)
+    return _seen(sign, 1), f"gain after 200 epochs {_mean(late)}, after 100 {_mean(early)}: {words}"
+
+
+def _pairs_alone(evidence: Evidence) -> Judgement:
+    """Sec. 4.3: with s' = 0 the proxy task ends as for the baseline, even with the points."""
+    pairs = evidence.last(PAIRS_ALONE, "proxy_accuracy_mixed")
+    moco = evidence.last(MOCO, "proxy_accuracy")
+    if min(len(pairs), len(moco)) < 2:
+        return "cannot be judged", f"needs two seeds of {PAIRS_ALONE} and of {MOCO}"
+    sign, words = sign_of(pairs, moco)
+    near = abs(fmean(pairs.values()) - fmean(moco.values())) < SIMILAR
+    shown = f"{PAIRS_ALONE} {_mean(pairs)}, {MOCO} {_mean(moco)}: {words}"
+    return "seen" if sign == 0 or near else "not seen", shown
+
+
+def _pairs_easier(evidence: Evidence) -> Judgement:
+    harder = evidence.last(PAIRS_ALONE, "pairs_harder") or evidence.last(MOCHI, "pairs_harder")
+    if not harder:
+        return "cannot be judged", "no run with pair points logged pairs_harder"
+    shown = f"max l(h) > max l(n) for {_mean(harder)} % of the queries in the last epoch"
+    return "seen" if max(harder.values()) < HALF else "not seen", shown
+
+
+def _query_points_harder(evidence: Evidence) -> Judgement:
+    harder = evidence.last(MOCHI, "with_query_harder")
+    if not harder:
+        return "cannot be judged", f"no run of {MOCHI} logged with_query_harder"
+    shown = f"max l(h') > max l(n) for {_mean(harder)} % of the queries in the last epoch"
+    return "seen" if min(harder.values()) > HALF else "not seen", shown
+
+
+def _fewer_false(evidence: Evidence) -> Judgement:
+    key = "false_negatives_top"
+    ours, theirs = evidence.last(MOCHI, key), evidence.last(MOCO, key)
+    if not ours or not theirs:
+        return "cannot be judged", "no run with labels"
+    sign, words = sign_of(ours, theirs)
+    return _seen(sign, -1), f"{MOCHI} {_mean(ours)} %, {MOCO} {_mean(theirs)} %: {words}"
+
+
+def _closer_classes(evidence: Evidence) -> Judgement:
+    """Sec. 3.3: alignment is the distance within a class, a loss; false negatives rank higher."""
+    oracle, key = f"{MOCO}, oracle", "false_negatives_top"
+    sign, shown = evidence.compare(oracle, MOCO, "alignment")
+    ours, theirs = evidence.last(oracle, key), evidence.last(MOCO, key)
+    if ours and theirs:
+        shown += f"; false negatives among the highest {_mean(ours)} %, {MOCO} {_mean(theirs)} %"
+    return _seen(sign, -1), shown
+
+
+def _supervised_space(evidence: Evidence) -> Judgement:
+    """Fig. 3c: supervised features are close within a class, and spread little. Both are losses."""
+    parts = [
+        (evidence.compare("supervised", other, measure), wanted)
+        for measure, wanted in (("alignment", -1), ("uniformity", 1))
+        for other in (MOCO, MOCHI)
+    ]
+    shown = "; ".join(words for (_, words), _ in parts)
+    signs = [(sign, wanted) for (sign, _), wanted in parts]
+    if any(sign is None for sign, _ in signs):
+        return "cannot be judged", shown
+    right = [sign == wanted for sign, wanted in signs]
+    return "seen" if all(right) else "seen in part" if any(right) else "not seen", shown
+
+
+def _longer_oracle(evidence: Evidence) -> Judgement:
+    """App. C.2: longer training with the oracle closes most of the gap to cross-entropy."""
+    oracle = f"{MOCHI}, oracle"
+    sign, shown = evidence.compare(f"{oracle}, 800 epochs", oracle)
+    shown += "; " + evidence.compare("supervised", f"{oracle}, 800 epochs")[1]
+    return _seen(sign, 1), shown
+
+
+def _steps_to_v2(evidence: Evidence) -> Judgement:
+    """App. B.1: of the three steps from MoCo to MoCo-v2, only the augmentation is harder."""
+    accuracies = [evidence.last(label, "proxy_accuracy") for label in STEPS]
+    if min(map(len, accuracies)) < 2:
+        return "cannot be judged", f"needs two seeds of {', '.join(STEPS)}"
+    shown = ", ".join(
+        f"{label} {_mean(each)}" for label, each in zip(STEPS, accuracies, strict=True)
+    )
+    steps = [sign_of(after, before) for before, after in pairwise(accuracies)]
+    means = [fmean(each.values()) for each in accuracies]
+    easy = [
+        sign == 0 or abs(b - a) < SIMILAR
+        for (sign, _), (a, b) in zip(steps, pairwise(means), strict=True)
+    ]
+    harder = steps[-1][0] == -1
+    return "seen" if harder and all(easy[:-1]) else "seen in part" if harder else "not seen", shown
+
+
+def _lower(name: str) -> Callable[[Evidence], Judgement]:
+    """Return the judgement of a variant of App. B.2 that is below MoCHi of the same setting."""
+
+    def judgement(evidence: Evidence) -> Judgement:
+        ending = f", {name}"
+        labels = [label for label in evidence.lines if label.endswith(ending)]
+        parts = [evidence.compare(label, label.removesuffix(ending)) for label in labels]
+        shown = "; ".join(words for _, words in parts) or f"no MoCHi run {name}"
+        signs = [sign for sign, _ in parts if sign is not None]
+        if not signs:
+            return "cannot be judged", shown
+        lower = signs.count(-1)
+        return "seen" if lower == len(signs) else "seen in part" if lower else "not seen", shown
+
+    return judgement
+
+
+def _transfer(measures: Sequence[str], ending: str) -> Callable[[Evidence], Judgement]:
+    """Return the judgement of gains over MoCo-v2 in detection, of every MoCHi row of a length."""
+
+    def judgement(evidence: Evidence) -> Judgement:
+        labels = [
+            label
+            for label, line in evidence.lines.items()
+            if line.row.mix and not line.row.oracle and label == f"MoCHi {line.row.mix}{ending}"
+        ]
+        parts = [
+            evidence.compare(label, f"{MOCO}{ending}", measure)
+            for measure in measures
+            for label in labels
+        ]
+        shown = "; ".join(words for _, words in parts) or f"no MoCHi row{ending}"
+        signs = [sign for sign, _ in parts if sign is not None]
+        if not signs:
+            return "cannot be judged", shown
+        gains = signs.count(1)
+        most = gains > len(signs) / 2 and -1 not in signs
+        return "seen" if most else "seen in part" if gains else "not seen", shown
+
+    return judgement
+
+
+def _no_linear_gain(evidence: Evidence) -> Judgement:
+    labels = [f"MoCHi {mix}" for mix in ((512, 1024, 512), (256, 512, 0), (128, 1024, 512))]
+    parts = [evidence.compare(label, MOCO) for label in labels]
+    shown = "; ".join(words for _, words in parts)
+    signs = [sign for sign, _ in parts if sign is not None]
+    if not signs:
+        return "cannot be judged", shown
+    return "not seen" if signs.count(1) > len(signs) / 2 else "seen", shown
+
+
+def _query_points_help(evidence: Evidence) -> Judgement:
+    """Sec. 5.2 c: the harder strategy, s' > 0, helps for shorter training."""
+    mixed, pairs = (f"MoCHi (256, 512, {number}){SHORT}" for number in (256, 0))
+    sign, shown = evidence.compare(mixed, pairs, "voc AP")
+    return _seen(sign, 1), shown
+
+
+def _200_like_800(evidence: Evidence) -> Judgement:
+    """Sec. 5.2 d: MoCHi after 200 epochs is as good on VOC as MoCo-v2 after 800."""
+    sign, shown = evidence.compare("MoCHi (128, 1024, 512)", f"{MOCO}, 800 epochs", "voc AP")
+    return "cannot be judged" if sign is None else "seen" if sign >= 0 else "not seen", shown
+
+
+def _above_supervised(evidence: Evidence) -> Judgement:
+    """Sec. 4.3: features of MoCo-v2 and MoCHi transfer better than supervised ones."""
+    measure = next((name for name in DETECTIONS if evidence.values("Supervised", name)), "voc AP")
+    parts = [
+        evidence.compare(label, "Supervised", measure)
+        for label in (MOCO, "MoCHi (256, 512, 0)", "MoCHi (128, 1024, 512)")
+    ]
+    shown = "; ".join(words for _, words in parts)
+    signs = [sign for sign, _ in parts if sign is not None]
+    if not signs:
+        return "cannot be judged", shown
+    above = signs.count(1)
+    return "seen" if above == len(signs) else "seen in part" if above else "not seen", shown
+
+
+def _differences(evidence: Evidence, ours: str, theirs: str) -> dict[int, float]:
+    mine, other = evidence.values(ours, "linear"), evidence.values(theirs, "linear")
+    return {seed: value - other[seed] for seed, value in mine.items() if seed in other}
+
+
+SHORT = ", 100 epochs"
+PAIRS_ALONE = "MoCHi (1024, 1024, 0)"
+STEPS = (
+    *("MoCo", "MoCo + cosine", "MoCo + cosine + MLP"),
+    "MoCo + cosine + MLP + augmentation = MoCo-v2",
+)
+"""The rows of App. B.1."""
+DETECTIONS = {
+    "voc AP": ("voc", "VOC07 11-point"),
+    "coco APbb": ("coco", "COCO box"),
+    "coco APmk": ("coco", "COCO mask"),
+}
+"""Measures by detectors: the evaluation, and the name of the metric in its result."""
+COCO = ("coco APbb", "coco APmk")
+
+OF_IMAGENET1K: dict[Callable[[Evidence], Judgement], tuple[str, str]] = {
+    _transfer(("voc AP",), SHORT): (
+        "MoCHi learns faster: it transfers better to VOC after only 100 epochs",
+        "Sec. 5.2 b, Table 2",
+    ),
+    _transfer(("voc AP",), ""): ("MoCHi transfers better to VOC than MoCo-v2", "Table 2"),
+    _transfer(COCO, SHORT): ("MoCHi transfers better to COCO after 100 epochs", "Table 3"),
+    _transfer(COCO, ""): ("MoCHi transfers better to COCO after 200 epochs", "Table 3"),
+    _no_linear_gain: ("no gain in linear classification on ImageNet-1k", "Sec. 5.2 a"),
+    _query_points_help: ("points mixed with the query help shorter training", "Sec. 5.2 c"),
+    _200_like_800: ("MoCHi after 200 epochs matches MoCo-v2 after 800 on VOC", "Sec. 5.2 d"),
+    _above_supervised: (
+        "MoCo-v2 and MoCHi transfer better than supervised features",
+        "Sec. 4.3",
+    ),
+}
+"""Claims about ImageNet-1k and transfer from it: words and place."""
+
 CLAIMS: list[tuple[str, str, Callable[[Evidence], Judgement]]] = [
     ("fewer and fewer negatives matter as training goes on", "Fig. 2a", _hardness),
     ("proxy accuracy falls when h' points count, not without them", "Fig. 2b", _proxy),
@@ -251,6 +502,24 @@ CLAIMS: list[tuple[str, str, Callable[[Evidence], Judgement]]] = [
     ("with the class oracle MoCHi reaches a higher bound than MoCo-v2", "Sec. 4.3", _oracle),
     ("MoCHi raises uniformity", "Fig. 3c", _uniformity),
     ("softmax-sampled negatives hurt much", "App. B.2", _softmax),
+    ("MoCHi gains after 100 epochs, too", "Sec. 5.1", _gain_at_100),
+    ("the gain grows with longer training", "App. C.2", _growing_gain),
+    ("with s' = 0 the proxy task ends as for MoCo-v2", "Sec. 4.3, Fig. 2b", _pairs_alone),
+    ("in the end pairs are easier than negatives: max l(h) < max l(n)", "Sec. 4.3", _pairs_easier),
+    (
+        "points with the query stay harder: max l(h') > max l(n)",
+        "Sec. 4.3",
+        _query_points_harder,
+    ),
+    ("MoCHi ends with fewer false negatives than MoCo-v2", "Sec. 4.3, Fig. 2c", _fewer_false),
+    ("the class oracle brings images of a class closer", "Sec. 3.3", _closer_classes),
+    ("supervised: high alignment, low uniformity", "Sec. 4.3, Fig. 3c", _supervised_space),
+    ("longer training with the oracle nears the supervised bound", "App. C.2", _longer_oracle),
+    ("of the steps to MoCo-v2 only augmentation makes the task harder", "App. B.1", _steps_to_v2),
+    ("ranking by the key is slightly worse", "App. B.2", _lower("ranked by key")),
+    ("mixing with the key is slightly worse", "App. B.2", _lower("mixed with key")),
+    ("logits times beta are slightly worse", "App. B.2", _lower("logits times beta")),
+    *((claim, place, judgement) for judgement, (claim, place) in OF_IMAGENET1K.items()),
 ]
 
 

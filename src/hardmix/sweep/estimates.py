@@ -15,7 +15,14 @@ from hardmix.settings.config import PretrainConfig
 from hardmix.settings.evaluations import LINEAR_PRESETS, SCHEDULES
 from hardmix.settings.methods import METHOD_FACTS
 from hardmix.settings.recipes import RECIPES
-from hardmix.sweep.grid_rows import IMAGES, IMAGES_PER_SECOND, PAPER_GPUS, Row
+from hardmix.sweep.grid_rows import (
+    IMAGES,
+    IMAGES_PER_SECOND,
+    PAPER_GPUS,
+    Row,
+    paper_columns,
+    paper_text,
+)
 from hardmix.sweep.planning import (
     Job,
     Plan,
@@ -47,6 +54,8 @@ class Speed:
     """Measured seconds of an evaluation of a run."""
     detector: float
     """Training images of a detector per second."""
+    detector_steps: int | None = None
+    """Steps of a detector; None means those of its schedule."""
 
     def of(self, config: PretrainConfig) -> float:
         """Return the images per second of a method in training."""
@@ -60,7 +69,8 @@ class Speed:
         if name.startswith("detection-"):
             _, task, schedule = name.split("-")
             chosen = SCHEDULES[task, schedule]  # type: ignore[index]  # of a result's name
-            return chosen.iterations * chosen.batch_size * chosen.trials / self.detector
+            steps = self.detector_steps or chosen.iterations
+            return steps * chosen.batch_size * chosen.trials / self.detector
         images = images_of(config)
         preset = LINEAR_PRESETS.get(config.recipe)  # type: ignore[call-overload]
         passes = {
@@ -92,6 +102,7 @@ def measure_speed(plan: Plan) -> Speed:
                 seconds.setdefault(result.stem, []).append(taken)
     evaluations = {name: statistics.fmean(values) for name, values in seconds.items()}
     detector = DETECTOR_IMAGES_PER_SECOND * plan.options.gpus_per_run
+    steps = plan.options.detector_iterations
     if not rates:
         return _guess(plan, evaluations, detector)
     means = {method: statistics.fmean(values) for method, values in rates.items()}
@@ -99,7 +110,7 @@ def measure_speed(plan: Plan) -> Speed:
     passes = statistics.fmean(rate * METHOD_FACTS[method].passes for method, rate in means.items())
     usual = statistics.fmean(means.values())
     source = f"measured in {count} run{'s' * (count != 1)}, {usual:.0f} images/s"
-    return Speed(means, passes, source, evaluations, detector)
+    return Speed(means, passes, source, evaluations, detector, steps)
 
 
 def _guess(plan: Plan, evaluations: dict[str, float], detector: float) -> Speed:
@@ -109,7 +120,8 @@ def _guess(plan: Plan, evaluations: dict[str, float], detector: float) -> Speed:
     if recipe in PAPER_GPUS:
         guess *= gpus / PAPER_GPUS[recipe]
     source = f"guessed {guess:.0f} images/s from the recipe's cost: {RECIPES[recipe].cost}"
-    return Speed({}, guess * METHOD_FACTS["moco-v2"].passes, source, evaluations, detector)
+    passes, steps = guess * METHOD_FACTS["moco-v2"].passes, plan.options.detector_iterations
+    return Speed({}, passes, source, evaluations, detector, steps)
 
 
 def _seconds_in(file: Path) -> float | None:
@@ -175,8 +187,12 @@ def show_plan(plan: Plan) -> None:
     rows = [_describe(row, plan, jobs, speed) for row in plan.rows]
     scale = "" if options.is_own else f" at the scale {options.scale}"
     title = f"{options.grid_name}{scale}, {len(jobs)} runs"
-    columns = ["row", "(N, s, s')", "K", "epochs", "runs", "training", "evaluations"]
-    table(title, columns, rows)
+    columns = ["row", "(N, s, s')", "K", "epochs", "runs", "time", "paper"]
+    numbered = any(row[-1] for row in rows)
+    shown = rows if numbered else [row[:-1] for row in rows]
+    table(title, columns if numbered else columns[:-1], shown)
+    if numbered:
+        say(f"The paper's numbers: {', '.join(paper_columns(plan.rows))}.")
     part, parts = share_of(options.index)
     if parts > 1:
         say(f"This process runs part {part} of {parts}: {len(plan.own)} of {len(jobs)} runs.")
@@ -186,13 +202,13 @@ def show_plan(plan: Plan) -> None:
     many = f"{gpus} {kind}{('es' if kind == 'process' else 's') * (gpus != 1)}"
     say(
         f"Estimated time: {training} of training and {evaluations} of evaluations, run after run on"
-        f" {many} ({speed.source})."
+        f" {many} ({speed.source}). In the table, times are of training + evaluations."
     )
 
 
 def never_mixed(plan: Plan) -> list[str]:
     """Return sentences about rows whose warm-up covers all of their epochs."""
-    configs = {row.label: config_of(row, plan.options, 0) for row in plan.rows}
+    configs = {row.label: config_of(row, plan.options, 0) for row in plan.rows if not row.read}
     return [
         f"{label} never mixes: its warm-up of {config.mix.warm_up_epochs:g} epochs covers all"
         f" {config.train.last_epoch}, so that it equals its baseline bit for bit."
@@ -203,6 +219,8 @@ def never_mixed(plan: Plan) -> list[str]:
 
 def _describe(row: Row, plan: Plan, jobs: dict[str, Job], speed: Speed) -> list[str]:
     options = plan.options
+    if row.read:
+        return [row.label, "-", "-", "-", "read", "-", paper_text(row)]
     configs = [config_of(row, options, seed) for seed in options.every_seed]
     own = [jobs[name_of(config, options)] for config in configs]
     states = Counter(state_in(plan, job) for job in own)
@@ -210,11 +228,13 @@ def _describe(row: Row, plan: Plan, jobs: dict[str, Job], speed: Speed) -> list[
     if configs[0].train.stop_epoch is not None:
         epochs += f" of {configs[0].train.epochs}"
     runs = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    training = duration(training_seconds(own, plan, speed))
+    evaluations = duration(evaluation_seconds(own, plan, speed))
     return [
         row.label,
         *shown_mix(configs[0]),
         epochs,
         runs,
-        duration(training_seconds(own, plan, speed)),
-        duration(evaluation_seconds(own, plan, speed)),
+        f"{training} + {evaluations}",
+        paper_text(row),
     ]

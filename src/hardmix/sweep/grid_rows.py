@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import cache
 from typing import Any, Literal
 
-from hardmix.paper.numbers import METHODS, PaperRow, printed_rows
+from hardmix.paper.numbers import DATA_SETS, METHODS, PaperRow, printed_rows
 from hardmix.settings.config import PretrainConfig, TrainConfig
 from hardmix.settings.methods import METHOD_FACTS, MethodName
 from hardmix.settings.recipes import RECIPES
@@ -44,14 +44,14 @@ SCHEDULE = 200
 """Epochs of the schedule that the paper uses most."""
 
 LEFT_OUT = {
-    "DeeperCluster": "numbers only: not implemented here",
-    "SeLa": "numbers only: not implemented here",
-    "InterCLR": "numbers only: not implemented here",
-    "MoCo": "copied from its own paper; the rows measured by the authors are there",
-    "MoCo-v2": "copied from its own paper; the rows measured by the authors are there",
-    "supervised": "on ImageNet-1k: copied, the weights are not the authors'",
+    ("DeeperCluster", "ImageNet-1k"): "numbers only: not implemented here",
+    ("SeLa", "ImageNet-1k"): "numbers only: not implemented here",
+    ("InterCLR", "ImageNet-1k"): "numbers only: not implemented here",
+    ("MoCo", "ImageNet-100"): "copied; the rows measured by the authors are there",
+    ("MoCo", "1B-image"): "numbers only: its images are not public",
+    ("MoCo-v2", "ImageNet-1k"): "copied; the rows measured by the authors are there",
 }
-"""Methods whose copied numbers have no row, and why."""
+"""Copied numbers without a row, by method and data set, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +82,9 @@ class Row:
     """In the user's file, the id of its baseline; empty if it has none."""
     own: PretrainConfig | None = None
     """In the user's file, its complete config, which no scale changes."""
+    read: str = ""
+    """Suffix of the result files of other runs that it is read from, such as "supervised" for those
+    of `detect --from supervised`; nothing is trained for it."""
 
     @property
     def all_queue(self) -> bool:
@@ -112,8 +115,6 @@ class Grid:
     place: str
     """Its place in the paper, or the title of the user's file."""
     rows: tuple[Row, ...]
-    paper_only: str = ""
-    """Why it has no small scale; empty if it has one."""
     own: bool = False
     """Whether it is the user's own grid, for which the paper has no numbers."""
     images: str = ""
@@ -137,6 +138,8 @@ def paper_numbers(row: Row) -> dict[tuple[str, str], PaperRow]:
             (each.task, each.metric): each
             for each in printed_rows()
             if (each.source, each.reproduced, each.method) == (row.source, False, row.printed)
+            and each.dataset == DATA_SETS[row.recipe]
+            and each.epochs in (None, row.epochs)
         }
     if row.method not in METHODS:
         return {}
@@ -152,8 +155,36 @@ def paper_numbers(row: Row) -> dict[tuple[str, str], PaperRow]:
     }
 
 
+PAPER_COLUMNS: dict[tuple[str, str], str] = {
+    ("linear", "top1"): "top-1",
+    ("linear", "top1_gain"): "gain in top-1",
+    **{("voc_detection", f"AP{end}"): f"VOC AP{end}" for end in ("50", "", "75")},
+    **{("coco_detection", f"APbb{end}"): f"COCO APbb{end}" for end in ("", "50", "75")},
+    **{("coco_segmentation", f"APmk{end}"): f"COCO APmk{end}" for end in ("", "50", "75")},
+}
+"""The columns of the paper's tables in its order, by (task, metric), and their names."""
+
+
+def paper_columns(rows: Sequence[Row]) -> list[str]:
+    """Return the names of the columns that the paper prints for these rows, in its order."""
+    printed = {key for row in rows for key in paper_numbers(row)}
+    return [name for key, name in PAPER_COLUMNS.items() if key in printed]
+
+
+def paper_text(row: Row) -> str:
+    """Return what the paper prints for a row, column by column; empty if it prints nothing."""
+    numbers = paper_numbers(row)
+    texts = []
+    for key in PAPER_COLUMNS:
+        if key in numbers:
+            number, sign = numbers[key], "+" if key[1].endswith("_gain") else ""
+            spread = "" if number.std is None else f"±{number.std:.1f}"
+            texts.append(f"{number.value:{sign}.1f}{spread}")
+    return " / ".join(texts)
+
+
 def baseline_of(row: Row, rows: Sequence[Row]) -> Row | None:
-    """Return the MoCo-v2 row that is the baseline: same K and epochs.
+    """Return the MoCo-v2 row that is the baseline: same K, epochs and, if there is one, tau.
 
     For MoCHi with the oracle, the baseline has the oracle too; otherwise not. A row of a file names
     its own baseline.
@@ -163,11 +194,14 @@ def baseline_of(row: Row, rows: Sequence[Row]) -> Row | None:
         return next((each for each in rows if named and each.id == named), None)
     oracle = row.oracle and row.method == "mochi"
     wanted = ("moco-v2", oracle, row.recipe, row.epochs, "")
-    for each in rows:
-        same = (each.method, each.oracle, each.recipe, each.epochs, each.printed) == wanted
-        if same and (each.queue_size == row.queue_size or row.printed):
-            return each
-    return None
+    fitting = [
+        each
+        for each in rows
+        if (each.method, each.oracle, each.recipe, each.epochs, each.printed) == wanted
+        and (each.queue_size == row.queue_size or row.printed)
+    ]
+    same = [each for each in fitting if each.temperature == row.temperature]
+    return next(iter(same or fitting), None)
 
 
 def make_row(method: MethodName, mix: Mix | None = None, **fields: Any) -> Row:

@@ -43,7 +43,7 @@ V1_TEMPERATURE, V2_TEMPERATURE = 0.07, 0.2
 
 COST: tuple[Evaluation, ...] = ("linear", "knn", "embedding", "cost")
 ON_IMAGENET1K: tuple[Evaluation, ...] = ("linear", "voc", "knn", "embedding", "cost")
-"""Measurements of a row; VOC is left out at small scales."""
+"""Measurements of a row; at small scales VOC needs --voc-root."""
 
 LIKE_V1 = (
     ("data.augmentation", "moco-v1"),
@@ -64,26 +64,56 @@ def copied_on_imagenet100(source: str) -> tuple[Row, ...]:
     )
 
 
-def copied_on_imagenet1k(source: str, supplement: bool = False) -> tuple[Row, ...]:
-    """Return the other methods of Table 2, and those that only the supplement has."""
-    common: dict[str, Any] = {"recipe": "imagenet1k", "evaluations": ON_IMAGENET1K}
+def copied_on_imagenet1k(
+    source: str, supplement: bool = False, evaluations: tuple[Evaluation, ...] = ON_IMAGENET1K
+) -> tuple[Row, ...]:
+    """Return the other methods of Table 2 at 200 epochs, and those that only the supplement has."""
+    common: dict[str, Any] = {"recipe": "imagenet1k", "evaluations": evaluations}
     like_v1 = {"temperature": V1_TEMPERATURE, "changes": LIKE_V1}
     large = f"{NOTE}; the paper's number is for batches of 8192, the preset has 4096"
-    rows = (
+    pcl = copied_row("pcl", "PCL", source, **common, changes=LIKE_V1)
+    pcl_v2 = copied_row("pcl", "PCL v2", source, **common)
+    co2 = copied_row("co2", "MoCo-v2+CO2", source, **common)
+    return (
         copied_row("simclr", "SimCLR", source, **common, note=large),
         copied_row("unmix", "MoCo+Image Mixture", source, **common, **like_v1),
         copied_row("instdis", "InstDis", source, **common),
+        moco_v1(source, *evaluations),
         copied_row("pirl", "PIRL", source, **common),
-        infomin(source, *ON_IMAGENET1K),
-        copied_row("swav", "SvAV", source, **common, epochs=800, label="SwAV, 800 epochs"),
+        *((pcl, pcl_v2, co2) if supplement else ()),
+        infomin(source, *evaluations),
     )
-    if not supplement:
-        return rows
-    return (
-        *rows,
-        copied_row("pcl", "PCL", source, **common, changes=LIKE_V1),
-        copied_row("pcl", "PCL v2", source, **common),
-        copied_row("co2", "MoCo-v2+CO2", source, **common),
+
+
+def swav(source: str) -> Row:
+    """Return SwAV after 800 epochs, as in Table 2."""
+    fields: dict[str, Any] = {"recipe": "imagenet1k", "evaluations": ON_IMAGENET1K}
+    return copied_row("swav", "SvAV", source, **fields, epochs=800, label="SwAV, 800 epochs")
+
+
+def moco_v1(source: str, *evaluations: Evaluation) -> Row:
+    """Return MoCo's first version as its authors trained it on ImageNet-1k."""
+    return copied_row(
+        "moco-v1",
+        "MoCo",
+        source,
+        recipe="imagenet1k",
+        temperature=V1_TEMPERATURE,
+        evaluations=evaluations,
+    )
+
+
+def supervised_on_imagenet1k(source: str, evaluation: Evaluation) -> Row:
+    """Return detectors that start from supervised weights, as copied from MoCo's paper."""
+    return copied_row(
+        "supervised",
+        "supervised",
+        source,
+        recipe="imagenet1k",
+        evaluations=(evaluation,),
+        label="Supervised",
+        read="supervised",
+        note="read from the results of detect --from supervised, of any run in DIR",
     )
 
 
@@ -147,10 +177,10 @@ def _table1_supp() -> tuple[Row, ...]:
         )
     ]
     return (
-        *copied_on_imagenet100(source),
         make_row("moco-v2", epochs=100, source=source),
         make_row("mochi", BEST, epochs=100, source=source),
         make_row("mochi", (1024, 128, 256), epochs=100, source=source),
+        *copied_on_imagenet100(source),
         make_row("moco-v1", temperature=V1_TEMPERATURE, source=source),
         make_row("moco-v1", temperature=V2_TEMPERATURE, source=source),
         make_row("moco-v2", source=source),
@@ -216,26 +246,95 @@ _TABLE3: dict[int, tuple[Mix, ...]] = {
 }
 
 
-def _imagenet1k(
+def _sections(
     source: str, sections: dict[int, tuple[Mix, ...]], *evaluations: Evaluation
-) -> tuple[Row, ...]:
-    """Return a table whose sections are lengths of training: MoCo-v2, then MoCHi."""
+) -> dict[int, tuple[Row, ...]]:
+    """Return the parts of a table by length of training: MoCo-v2, then MoCHi."""
     notes = {RESTARTED: _RESTART, 1000: _PLAIN}
-    rows = []
+    parts = {}
     for epochs, mixes in sections.items():
         fields: dict[str, Any] = {"recipe": "imagenet1k", "epochs": epochs, "source": source}
         fields |= {"evaluations": evaluations, "note": notes.get(epochs, "")}
-        if epochs != 1000:  # the paper has no MoCo-v2 of this length
-            rows.append(make_row("moco-v2", **fields))
-        rows += [make_row("mochi", mix, **fields) for mix in mixes]
-    return tuple(rows)
+        mixed = [make_row("mochi", mix, **fields) for mix in mixes]
+        if epochs == 1000:  # the paper has no MoCo-v2 of this length
+            parts[epochs] = tuple(mixed)
+        else:
+            parts[epochs] = make_row("moco-v2", **fields), *mixed
+    return parts
+
+
+def _table2() -> tuple[Row, ...]:
+    source, parts = "table2", _sections("table2", _TABLE2, *ON_IMAGENET1K)
+    return (
+        *parts[100],
+        *copied_on_imagenet1k(source),
+        *parts[200],
+        swav(source),
+        *parts[800],
+        *parts[1000],
+        supervised_on_imagenet1k(source, "voc"),
+    )
 
 
 def _table2_supp() -> tuple[Row, ...]:
-    rows = _imagenet1k("table2_supp", _TABLE2_SUPP, *ON_IMAGENET1K)
-    mixed = next(each for each in rows if each.mix == (512, 1024, 512) and each.epochs == 1000)
-    oracle = replace(mixed, oracle=True, label=f"MoCHi {mixed.mix}, oracle, 1000 epochs")
-    return *copied_on_imagenet1k("table2_supp", supplement=True), *rows, oracle
+    source, parts = "table2_supp", _sections("table2_supp", _TABLE2_SUPP, *ON_IMAGENET1K)
+    mixed = next(each for each in parts[1000] if each.mix == (512, 1024, 512))
+    return (
+        *parts[100],
+        *copied_on_imagenet1k(source, supplement=True),
+        *parts[200],
+        swav(source),
+        *parts[800],
+        *parts[1000],
+        supervised_on_imagenet1k(source, "voc"),
+        replace(mixed, oracle=True, label=f"MoCHi {mixed.mix}, oracle, 1000 epochs"),
+    )
+
+
+def _table3() -> tuple[Row, ...]:
+    source = "table3_coco"
+    evaluations: tuple[Evaluation, ...] = ("coco", "knn", "embedding")
+    parts = _sections(source, _TABLE3, *evaluations)
+    return (
+        supervised_on_imagenet1k(source, "coco"),
+        *parts[100],
+        moco_v1(source, *evaluations),
+        infomin(source, *evaluations),
+        *parts[200],
+    )
+
+
+def _fig2() -> tuple[Row, ...]:
+    """Fig. 2b and 2c: MoCo at its default tau, pairs alone, both kinds of points, both oracles."""
+    evaluations: tuple[Evaluation, ...] = ("proxy", "linear", "knn", "embedding")
+    fields: dict[str, Any] = {"evaluations": evaluations}
+    return (
+        make_row("moco-v1", temperature=V1_TEMPERATURE, source="table1", **fields),
+        make_row("moco-v2", source="table1", **fields),
+        make_row("mochi", (1024, 1024, 0), source="table1_supp", **fields),
+        make_row("mochi", BEST, source="table1", **fields),
+        make_row("moco-v2", oracle=True, source="table1", **fields),
+        make_row("mochi", BEST, oracle=True, source="table1", **fields),
+    )
+
+
+TEMPERATURES = (0.07, 0.12, 0.3)
+"""Other values of tau for App. B.3, which names none."""
+
+
+def _temperature() -> tuple[Row, ...]:
+    """App. B.3: mixing and the temperature are two ways to make the loss more peaky."""
+    note = (
+        "the paper says in words that mixing goes beyond tuning tau, and has no number (App. B.3)"
+    )
+    evaluations: tuple[Evaluation, ...] = ("linear", "knn", "embedding", "proxy")
+    fields: dict[str, Any] = {"evaluations": evaluations}
+    rows = [make_row("moco-v2", source="table1", **fields)]
+    rows.append(make_row("mochi", BEST, source="table1", **fields))
+    for tau in TEMPERATURES:
+        rows.append(make_row("moco-v2", temperature=tau, note=note, **fields))
+        rows.append(make_row("mochi", BEST, temperature=tau, note=note, **fields))
+    return tuple(rows)
 
 
 def _proxy() -> tuple[Row, ...]:
@@ -262,8 +361,12 @@ def _proxy() -> tuple[Row, ...]:
     return *rows, make_row("mochi", BEST, source="table1", evaluations=evaluations)
 
 
+_ALTERNATED: Mix = (1024, 1024, 1024)
+"""s and s' of "50 % of the top N" are only limits: with s' = 128 there would be pairs alone after
+128 turns."""
+_BY_KEY: tuple[Mix, ...] = ((1024, 1024, 0), (1024, 0, 512), BEST)
+"""Ranking by key is ablated for pairs, for points with the query, and for both (App. B.2)."""
 _VARIANTS: list[tuple[str, dict[str, Any], str]] = [
-    ("ranked by key", {"strategy": "ranked-by-key"}, "about 0.2 below MoCHi"),
     ("mixed with key", {"strategy": "mixed-with-key"}, "about 0.1 to 0.2 below MoCHi"),
     ("logits times beta", {"strategy": "beta-weighted"}, "slightly below MoCHi"),
     (
@@ -292,23 +395,27 @@ _VARIANTS: list[tuple[str, dict[str, Any], str]] = [
 
 def _variants() -> tuple[Row, ...]:
     """App. B.2. The paper does not state (N, s, s'), tau' or X: they are our choice."""
+    by_key = "ranked by key", {"strategy": "ranked-by-key"}, "about 0.2 below MoCHi"
+    chosen = [(mix, *by_key) for mix in _BY_KEY]
+    for name, changes, words in _VARIANTS:
+        alternates = changes["strategy"] == "fixed-percentage"
+        chosen.append((_ALTERNATED if alternates else BEST, name, changes, words))
     rows = [
         make_row(
             "mochi",
-            BEST,
-            label=f"MoCHi {BEST}, {name}",
+            mix,
+            label=f"MoCHi {mix}, {name}",
             changes=tuple((f"mix.{setting}", value) for setting, value in changes.items()),
             note=f"the paper says (App. B.2): {words}",
         )
-        for name, changes, words in _VARIANTS
+        for mix, name, changes, words in chosen
     ]
-    return make_row("moco-v2", source="table1"), make_row("mochi", BEST, source="table1"), *rows
+    return (
+        make_row("moco-v2", source="table1"),
+        *(make_row("mochi", mix, source="table1_supp") for mix in _BY_KEY),
+        *rows,
+    )
 
-
-_COCO = (
-    "its numbers are for detectors on COCO, which need a ResNet with a C4 stage and large images,"
-    " unlike the small backbone on 32 pixels"
-)
 
 # Seeds are the paper's: at least 3 runs in Table 1 (App. C.1), one elsewhere.
 GRIDS: dict[str, Grid] = {
@@ -316,26 +423,13 @@ GRIDS: dict[str, Grid] = {
     "table1-supp": Grid("Table 1 of the appendix", _table1_supp(), seeds=1),
     "fig3a": Grid("Fig. 3a", _fig3a(), seeds=1),
     "fig3b": Grid("Fig. 3b", _fig3b(), seeds=1),
-    "table2": Grid(
-        "Table 2",
-        (
-            *copied_on_imagenet1k("table2"),
-            *_imagenet1k("table2", _TABLE2, *ON_IMAGENET1K),
-        ),
-        seeds=1,
-    ),
+    "table2": Grid("Table 2", _table2(), seeds=1),
     "table2-supp": Grid("Table 2 of the appendix", _table2_supp(), seeds=1),
-    "table3": Grid(
-        "Table 3",
-        (
-            infomin("table3_coco", "coco", "knn", "embedding"),
-            *_imagenet1k("table3_coco", _TABLE3, "coco", "knn", "embedding"),
-        ),
-        _COCO,
-        seeds=1,
-    ),
+    "table3": Grid("Table 3", _table3(), seeds=1),
+    "fig2": Grid("Fig. 2", _fig2(), seeds=1),
     "proxy": Grid("App. B.1", _proxy(), seeds=1),
     "variants": Grid("App. B.2", _variants(), seeds=1),
+    "temperature": Grid("App. B.3", _temperature(), seeds=1),
 }
 
 

@@ -63,7 +63,9 @@ def is_present(record: RunRecord, name: str) -> bool:
 def evaluate(run: Run, name: str, options: SweepOptions) -> None:
     """Run one evaluation in this process."""
     data = _data(run, name, options)
-    if name in MAKERS:
+    if name.startswith("detection-"):
+        _detect(run, name, options)
+    elif name in MAKERS:
         MAKERS[name](run, data, options)
     else:
         run_evaluation(name, run.path, EVALUATIONS[name].options(), data)
@@ -121,30 +123,39 @@ def _queue(run: Run, _: DataConfig, __: SweepOptions) -> None:
     run.write_result("queue", {**found, "keys": len(keys)})
 
 
-def _voc(run: Run, _: DataConfig, options: SweepOptions) -> None:
-    _detect(run, SCHEDULES["voc", "24k"], options.voc_root, options)
-
-
-def _coco(run: Run, _: DataConfig, options: SweepOptions) -> None:
-    _detect(run, SCHEDULES["coco", options.coco_schedule], options.coco_root, options)
-
-
-def _detect(run: Run, config: DetectionConfig, root: Path | None, options: SweepOptions) -> None:
-    assert root is not None, "checked by check_roots"
+def _detect(run: Run, name: str, options: SweepOptions) -> None:
+    config, root = _detector(name, options)
     workers = config.workers if options.workers is None else options.workers
     config = replace(config, device=options.device, workers=workers)
-    detect.evaluate(run.path, config, root.expanduser())
+    detect.evaluate(run.path, config, root)
+
+
+def _detector(name: str, options: SweepOptions) -> tuple[DetectionConfig, Path]:
+    """Return the schedule of a detector, by the name of its result, and its images."""
+    _, task, schedule = name.split("-")
+    config = SCHEDULES[task, schedule]  # type: ignore[index]  # of a result's name
+    root = options.voc_root if task == "voc" else options.coco_root
+    assert root is not None, "checked by check_roots"
+    if steps := options.detector_iterations:
+        share = steps / config.iterations
+        config = replace(
+            config,
+            iterations=steps,
+            milestones=tuple(round(share * each) for each in config.milestones),
+            warm_up=round(share * config.warm_up),
+            precise_bn=min(steps, config.precise_bn),
+            test_every=0,
+        )
+    return config, root.expanduser()
 
 
 def shared_command(run: Run, name: str, options: SweepOptions) -> list[str] | None:
     """Return the command whose work several processes share; None if one does it in minutes."""
     if name.startswith("detection-"):
-        _, task, schedule = name.split("-")
-        root = options.voc_root if task == "voc" else options.coco_root
-        assert root is not None, "checked by check_roots"
-        words = ["detect", str(run.path), "--task", task, "--schedule", schedule]
-        words += ["--data.root", str(root.expanduser()), "--device", options.device]
-        return words + _given("--data.workers", options.workers)
+        config, root = _detector(name, options)
+        words = ["detect", str(run.path), "--task", config.task, "--schedule", config.schedule]
+        words += ["--data.root", str(root), "--device", options.device]
+        return words + _given("--data.workers", options.workers) + _changes(config)
     if name not in ("linear", "knn"):
         return None
     own = ["--no-cached"] if name == "linear" else ["--k", str(VOTE.k)]
@@ -153,6 +164,17 @@ def shared_command(run: Run, name: str, options: SweepOptions) -> list[str] | No
     moved = images if images != run.config().data.root else None
     words = [name, str(run.path), *own, *_given("--data.root", moved)]
     return words + _given("--data.num-images", data.num_images)
+
+
+def _changes(config: DetectionConfig) -> list[str]:
+    """Return the options that make a detector's schedule this one."""
+    usual, words = SCHEDULES[config.task, config.schedule], []
+    for name in ("iterations", "milestones", "warm_up", "precise_bn", "test_every"):
+        value = getattr(config, name)
+        if value != getattr(usual, name):
+            values = value if isinstance(value, tuple) else (value,)
+            words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return words
 
 
 def _given(option: str, value: object) -> list[str]:
@@ -166,9 +188,6 @@ MAKERS: dict[str, Callable[[Run, DataConfig, SweepOptions], None]] = {
     "transfer": _transfer,
     "embedding": _embedding,
     "queue": _queue,
-    "detection-voc-24k": _voc,
-    "detection-coco-1x": _coco,
-    "detection-coco-2x": _coco,
 }
 """Evaluations that need more than the default options of `EVALUATIONS`."""
 
@@ -246,6 +265,9 @@ MEASURES: list[Measure] = [
     *_detection("detection-voc-24k", "VOC07 11-point", "voc_detection", "AP", "VOC"),
     *_detection("detection-coco-1x", "COCO box", "coco_detection", "APbb", "COCO 1x box"),
     *_detection("detection-coco-1x", "COCO mask", "coco_segmentation", "APmk", "COCO 1x mask"),
+    *_detection("detection-voc-short", "VOC07 11-point", "voc_detection", "AP", "VOC short"),
+    *_detection("detection-coco-short", "COCO box", "coco_detection", "APbb", "COCO short box"),
+    *_detection("detection-coco-short", "COCO mask", "coco_segmentation", "APmk", "short mask"),
     *_detection("detection-coco-2x", "COCO box", "", "", "COCO 2x box"),
     *_detection("detection-coco-2x", "COCO mask", "", "", "COCO 2x mask"),
     Measure("alignment", "alignment", "embedding", ("alignment",), percent=False),

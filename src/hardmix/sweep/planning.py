@@ -27,6 +27,9 @@ from hardmix.sweep.grids import grid_named
 MOST_SEEDS = 1000
 """Largest number of runs of a row."""
 
+SMALL_DETECTOR = "resnet18-narrow"
+"""Backbone of small runs that become detectors: `small` has no C4 stage."""
+
 NAMING = (MUST_MATCH - {"train.seed"}) | {"train.epochs", "train.stop_epoch"}
 """Settings that make up a run's name: all that identify it, except the seed."""
 
@@ -55,14 +58,13 @@ class SweepOptions:
     voc_root: Path | None = None
     coco_root: Path | None = None
     coco_schedule: Literal["1x", "2x"] = "1x"
+    detector_iterations: int | None = None
+    """Steps of a detector at a small scale; None means those of the schedule `short`."""
     records: Path | None = None
 
     def __post_init__(self) -> None:
         if self.is_own:
             self._check_own()
-        reason = grid_named(self.grid).paper_only
-        if reason and self.scale != "paper":
-            raise InputError(f"--scale {self.scale} does not exist for {self.grid}: {reason}.")
         if not 1 <= self.seeds <= MOST_SEEDS or self.first_seed < 0:
             raise InputError(
                 f"--seeds {self.seeds} --first-seed {self.first_seed}: the number of seeds must be"
@@ -74,19 +76,25 @@ class SweepOptions:
 
     def _check_own(self) -> None:
         changed = self.epochs or self.num_images or self.temperature or self.precision
-        if self.scale != "paper" or changed:
+        if self.scale != "paper" or changed or self.detector_iterations:
             raise InputError(
-                "--scale, --epochs, --num-images, --temperature and --precision are for the paper's"
-                f" grids: write the settings to {self.grid}."
+                "--scale, --epochs, --num-images, --temperature, --precision and"
+                " --detector-iterations are for the paper's grids: write the settings to"
+                f" {self.grid}."
             )
 
     def _check_small_scale(self) -> None:
-        if self.scale == "paper" and (self.epochs or self.num_images or self.temperature):
+        counts = {
+            "--epochs": self.epochs,
+            "--num-images": self.num_images,
+            "--detector-iterations": self.detector_iterations,
+        }
+        if self.scale == "paper" and (any(counts.values()) or self.temperature):
             raise InputError(
-                "--epochs, --num-images and --temperature change the paper's settings: use them"
+                f"{', '.join(counts)} and --temperature change the paper's settings: use them"
                 " with --scale cifar10, cifar100 or shapes."
             )
-        for name, value in {"--epochs": self.epochs, "--num-images": self.num_images}.items():
+        for name, value in counts.items():
             if value is not None and value < 1:
                 raise InputError(f"{name} {value} must be at least 1.")
         if self.temperature is not None and not 0 < self.temperature < math.inf:
@@ -94,6 +102,17 @@ class SweepOptions:
                 f"--temperature {self.temperature} must be a finite number above 0: the paper uses"
                 " 0.2."
             )
+
+    @property
+    def detection(self) -> dict[str, str]:
+        """Result files of the evaluations by a detector, by the name of the evaluation.
+
+        At a small scale there are only those whose images are named.
+        """
+        if self.scale == "paper":
+            return {"voc": "detection-voc-24k", "coco": f"detection-coco-{self.coco_schedule}"}
+        roots = {"voc": self.voc_root, "coco": self.coco_root}
+        return {name: f"detection-{name}-short" for name, root in roots.items() if root is not None}
 
     @property
     def is_own(self) -> bool:
@@ -193,6 +212,8 @@ def config_of(row: Row, options: SweepOptions, seed: int) -> PretrainConfig:
         data = replace(config.data, num_images=options.num_images)
         precision = options.precision or ("fp32" if options.scale == "paper" else "auto")
         config = replace(config, train=replace(config.train, precision=precision))
+        if options.scale != "paper" and options.detection.keys() & row.evaluations:
+            config = replace(config, model=replace(config.model, backbone=SMALL_DETECTOR))
     if options.workers is not None:
         data = replace(data, workers=options.workers)
     return replace(
@@ -205,12 +226,12 @@ def config_of(row: Row, options: SweepOptions, seed: int) -> PretrainConfig:
 
 def evaluations_of(row: Row, options: SweepOptions) -> tuple[str, ...]:
     """Return the result files that a row needs; proxy accuracy and cost come with the run."""
-    files = {"voc": "detection-voc-24k", "coco": f"detection-coco-{options.coco_schedule}"}
+    files = dict(options.detection)
     if options.scale != "paper":
         files["linear"] = "linear-cached"
-    left_out = ("proxy", "cost") if options.scale == "paper" else ("proxy", "cost", "voc")
+    left_out = {"proxy", "cost", "voc", "coco"} - files.keys()
     if not METHOD_FACTS[row.method].uses("train.queue_size"):
-        left_out = (*left_out, "queue")  # it has none
+        left_out.add("queue")  # it has none
     return tuple(files.get(name, name) for name in row.evaluations if name not in left_out)
 
 
@@ -219,7 +240,13 @@ def describe(options: SweepOptions) -> tuple[bool, str, list[str]]:
     grid = grid_named(options.grid)
     if grid.own:
         return False, "Your own grid: the paper has no numbers for it.", []
-    changes = describe_scale(grid.rows[0], options.scale, options.epochs, options.temperature)
+    first = next((row for row in grid.rows if not row.read), grid.rows[0])
+    changes = describe_scale(first, options.scale, options.epochs, options.temperature)
+    if options.scale != "paper" and options.detection:
+        changes.append(
+            f"Runs that become detectors have the backbone {SMALL_DETECTOR} instead, and detectors"
+            f" the schedule short, of {options.detector_iterations or 600} steps."
+        )
     if options.scale == "paper" and options.precision not in (None, "fp32"):
         return (
             False,
@@ -313,7 +340,8 @@ def _chains(rows: Sequence[Row], options: SweepOptions, seed: int) -> list[list[
         return name
 
     for row in rows:
-        add(row, evaluations_of(row, options))
+        if not row.read:
+            add(row, evaluations_of(row, options))
     stopped = {
         replace(job.config, train=replace(job.config.train, stop_epoch=None)): job.name
         for job in jobs.values()

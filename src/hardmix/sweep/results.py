@@ -1,6 +1,8 @@
 """Results of a sweep: mean and deviation over seeds, gain over MoCo-v2, the paper's numbers.
 
-They are shown as tables on the terminal, and written to DIR/GRID.csv, GRID.tex and GRID.json.
+They are shown as tables on the terminal, and written to DIR/GRID.csv and GRID.json; for LaTeX to
+GRID.tex, with the paper's columns and order, GRID-beside.tex, with every measure beside the paper's
+numbers, and GRID-cost.tex, with speed, memory and time.
 """
 
 import csv
@@ -17,11 +19,11 @@ from hardmix.evaluation.accuracy import mean_and_deviation
 from hardmix.paper.numbers import PLACES
 from hardmix.report.grouping import Gain, difference
 from hardmix.runs.folder import Run, versions
-from hardmix.runs.reading import RunRecord, read_run
+from hardmix.runs.reading import RunRecord, number, read_run
 from hardmix.runtime.console import say, table
 from hardmix.runtime.files import write_atomically
 from hardmix.settings.config import PretrainConfig
-from hardmix.sweep.grid_rows import Row, baseline_of, paper_numbers
+from hardmix.sweep.grid_rows import PAPER_COLUMNS, Row, baseline_of, paper_numbers
 from hardmix.sweep.grids import grid_named
 from hardmix.sweep.measures import MEASURES, Measure
 from hardmix.sweep.planning import (
@@ -140,6 +142,8 @@ def collect(plan: Plan) -> SweepResult:
 def _read(row: Row, plan: Plan, measures: Sequence[Measure]) -> FinishedRuns:
     """Return the finished runs of a row; a run whose folder is not here may have a record."""
     finished = FinishedRuns(values={measure.id: {} for measure in measures})
+    if row.read:
+        return _read_from_others(row, plan, measures, finished)
     for seed in plan.options.every_seed:
         name = name_of(config_of(row, plan.options, seed), plan.options)
         run = Run(plan.folder(name))
@@ -159,6 +163,23 @@ def _read(row: Row, plan: Plan, measures: Sequence[Measure]) -> FinishedRuns:
         for measure, by_seed in finished.values.items():
             if (value := values.get(measure)) is not None:
                 by_seed[seed] = value
+    return finished
+
+
+def _read_from_others(
+    row: Row, plan: Plan, measures: Sequence[Measure], finished: FinishedRuns
+) -> FinishedRuns:
+    """Read a row's results from the first run in DIR that has them under the row's suffix."""
+    seed = plan.options.first_seed
+    for folder in sorted(plan.options.out.glob("runs/*")):
+        if seed in finished.names or not any(folder.glob(f"results/*-{row.read}.json")):
+            continue
+        record = read_run(folder)
+        for measure in measures:
+            value = replace(measure, file=f"{measure.file}-{row.read}").value(record)
+            if value is not None:
+                finished.values[measure.id][seed] = value
+                finished.names[seed] = folder.name
     return finished
 
 
@@ -192,11 +213,11 @@ def _paper(row: Row, base: Row | None, measure: Measure) -> PaperNumber:
         return PaperNumber(None, None, gain.value, True, PLACES[gain.source])
     if own is None:
         return PaperNumber()
-    number = PaperNumber(own.value, own.std, own.gain, own.gain is not None, PLACES[own.source])
+    found = PaperNumber(own.value, own.std, own.gain, own.gain is not None, PLACES[own.source])
     if own.gain is not None or base is None or base == row:
-        return number
+        return found
     theirs = paper_numbers(base).get((task, metric))
-    return replace(number, gain=round(own.value - theirs.value, 1)) if theirs else number
+    return replace(found, gain=round(own.value - theirs.value, 1)) if theirs else found
 
 
 # -- the result as text
@@ -233,9 +254,14 @@ def show_tables(result: SweepResult) -> None:
 
 def write_tables(result: SweepResult, out: Path) -> list[Path]:
     """Write the result to GRID.csv, GRID.tex and GRID.json; returns their paths."""
+    texts = {".csv": as_csv(result), ".tex": as_latex(result), ".json": as_json(result)}
+    results, costs = measures_by_kind(result)
+    if printed_measures(result):
+        texts["-beside.tex"] = beside_latex(result, results)
+    if costs:
+        texts["-cost.tex"] = beside_latex(result, costs)
     grid = result.options.grid_name
-    texts = {"csv": as_csv(result), "tex": as_latex(result), "json": as_json(result)}
-    return write_files({out / f"{grid}.{ending}": text for ending, text in texts.items()})
+    return write_files({out / f"{grid}{ending}": text for ending, text in texts.items()})
 
 
 def write_files(texts: Mapping[Path, str]) -> list[Path]:
@@ -303,16 +329,99 @@ def as_json(result: SweepResult) -> str:
     return json.dumps(facts, indent=2, allow_nan=False) + "\n"
 
 
+def measures_by_kind(result: SweepResult) -> tuple[list[Measure], list[Measure]]:
+    """Return the measures of encoders, and those of what training cost."""
+    costs = [measure for measure in result.measures if measure.file == "pretrain"]
+    return [measure for measure in result.measures if measure not in costs], costs
+
+
+def printed_measures(result: SweepResult) -> list[Measure]:
+    """Return the measures of the paper's columns, in its order."""
+    found = {each.paper: each for each in result.measures if _has_paper(result, each)}
+    return [found[key] for key in PAPER_COLUMNS if key in found]
+
+
 def as_latex(result: SweepResult) -> str:
-    """Return the result as a table of LaTeX, all measures side by side."""
+    """Return the table as the paper prints it: its columns, its sections, its order.
+
+    A grid without a table in the paper has all measures side by side.
+    """
+    measures = printed_measures(result)
+    if not measures:
+        return beside_latex(result, measures_by_kind(result)[0])
+    alone = len(measures) == 1
+    columns = ["Method", *(_printed_title(measure) for measure in measures)]
+    columns += ["diff"] if alone else []
+    rows: list[str | list[str]] = []
+    section = None
+    for line in result.lines:
+        if (begun := _section(line, result)) != section:
+            section = begun
+            rows += [section] if section else []
+        cells = [_printed_label(line)]
+        for measure in measures:
+            gain = _printed_gain(line, measure)
+            text = _mean_text(line.cells[measure.id], measure, _spread(line, measure))
+            cells += [text, gain] if alone else [f"{text} ({gain})" if gain else text]
+        rows.append(cells)
+    caption = " ".join([f"{result.place}.", result.statement, *result.sentences])
+    return latex_table(columns, "l" + "l" * (len(columns) - 1), rows, caption)
+
+
+def _printed_title(measure: Measure) -> str:
+    assert measure.paper is not None
+    return escape(PAPER_COLUMNS[measure.paper])
+
+
+def _section(line: TableRow, result: SweepResult) -> str:
+    """Return the paper's heading above a row; empty if its table has none there."""
+    row, lengths = line.row, {each.row.epochs for each in result.lines}
+    if row.oracle or (row.method == "supervised" and not row.read):
+        return "Using Class Oracle"
+    if row.read:
+        return "Supervised"
+    if len({each.row.queue_size for each in result.lines if each.row.mix}) > 1:
+        usual = max(each.row.queue_size for each in result.lines)
+        if row.queue_size != usual and not row.printed:
+            return f"K = {row.queue_size}"
+    return f"{row.epochs} epoch training" if len(lengths) > 1 else ""
+
+
+def _printed_label(line: TableRow) -> str:
+    """Return a row's name as the paper prints it, without what its section says."""
+    row = line.row
+    label = row.label if row.oracle else row.label.removesuffix(f", {row.epochs} epochs")
+    label = label.removesuffix(f", K = {row.queue_size}").replace(", oracle", "")
+    return f"+ {label}" if row.mix and label.startswith("MoCHi") else label
+
+
+def _printed_gain(line: TableRow, measure: Measure) -> str:
+    """Return the difference to MoCo-v2; as in the paper, only rows that mix have one."""
+    gain = line.cells[measure.id].gain.points
+    return "" if gain is None or line.row.mix is None else f"{gain:+.1f}"
+
+
+def _spread(line: TableRow, measure: Measure) -> float | None:
+    """Return the deviation of a cell; of a single run, that of its detectors, as in the paper."""
+    cell = line.cells[measure.id]
+    if cell.deviation is not None or len(line.finished.records) != 1:
+        return cell.deviation
+    metric, key = measure.path[1:3] if measure.file.startswith("detection-") else ("", "")
+    metrics = line.finished.records[0].results.get(measure.file, {}).get("metrics", {})
+    spread = number(metrics.get(metric, {}).get(key, {}).get("std"))
+    return None if spread is None else 100 * spread
+
+
+def beside_latex(result: SweepResult, measures: Sequence[Measure]) -> str:
+    """Return measures side by side, beside the paper's numbers, as a table of LaTeX."""
     columns = ["", "($N$, $s$, $s'$)", "$K$", "seeds"]
-    for measure in result.measures:
+    for measure in measures:
         columns += [escape(measure.title), gain_title(measure)]
         columns += ["paper", "paper's gain"] if _has_paper(result, measure) else []
     rows = []
     for line in result.lines:
         cells = _start(line, result)
-        for measure in result.measures:
+        for measure in measures:
             cells += _texts(line, measure, result)
         rows.append(cells)
     caption = " ".join([f"{result.place}.", result.statement, *result.sentences])
@@ -320,15 +429,24 @@ def as_latex(result: SweepResult) -> str:
 
 
 def latex_table(
-    columns: Sequence[str], alignment: str, rows: Sequence[Sequence[str]], caption: str
+    columns: Sequence[str], alignment: str, rows: Sequence[str | Sequence[str]], caption: str
 ) -> str:
-    """Return a table environment that needs no LaTeX package; `columns` are LaTeX already."""
+    """Return a table environment that needs no LaTeX package; `columns` are LaTeX already.
+
+    A row that is a single string is the heading of those below it.
+    """
     rule = r"\hline"
+    lines_of_rows = [
+        rf"\multicolumn{{{len(columns)}}}{{c}}{{\emph{{{escape(row)}}}}} \\"
+        if isinstance(row, str)
+        else " & ".join(map(escape, row)) + r" \\"
+        for row in rows
+    ]
     lines = [
         r"\begin{table}",
         rf"\begin{{tabular}}{{{alignment}}}",
         *(rule, " & ".join(columns) + r" \\", rule),
-        *(" & ".join(map(escape, row)) + r" \\" for row in rows),
+        *lines_of_rows,
         rule,
         r"\end{tabular}",
         rf"\caption{{{escape(caption)}}}",
@@ -360,12 +478,13 @@ def _texts(line: TableRow, measure: Measure, result: SweepResult) -> list[str]:
     return ours + _paper_texts(cell.paper) if _has_paper(result, measure) else ours
 
 
-def _mean_text(cell: TableCell, measure: Measure) -> str:
-    """Return mean and deviation over seeds; a single seed has no deviation."""
+def _mean_text(cell: TableCell, measure: Measure, spread_of_one: float | None = None) -> str:
+    """Return mean and deviation over seeds; a single seed has that of its detectors, if any."""
     if cell.mean is None:
         return "-"
     digits = measure.digits
-    spread = "" if cell.deviation is None else f" ± {cell.deviation:.{digits}f}"
+    deviation = spread_of_one if cell.deviation is None else cell.deviation
+    spread = "" if deviation is None else f" ± {deviation:.{digits}f}"
     return f"{cell.mean:.{digits}f}{spread}"
 
 

@@ -40,7 +40,6 @@ from hardmix.runtime.rendezvous import losses_named
 from hardmix.runtime.signals import listening
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.saved import absolute_root
-from hardmix.settings.schedules import shown_epochs
 from hardmix.training import messages
 from hardmix.training.fitting import as_saved, fit_run
 from hardmix.training.metric_logs import OnLog
@@ -56,7 +55,7 @@ from hardmix.training.state import (
     save_checkpoint,
     settle,
 )
-from hardmix.training.step import take_step
+from hardmix.training.step import shows_hardness, take_ranks, take_step
 from hardmix.training.verdict import conclude
 
 
@@ -256,16 +255,21 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
 
 def describe_steps(training: Training, epoch: int) -> dict[str, Any]:
     """Return a line of metrics.jsonl on the steps since the last one: means over all ranks."""
-    loss = Late(torch.stack(training.losses).mean())
-    training.losses = []
+    numbers = {"loss": torch.stack(training.losses).mean()}
+    if training.outcomes and training.kept:
+        numbers |= training.outcomes[-1].summary(torch.cat(training.kept, dim=1))
+    means = Late(torch.stack(list(numbers.values())))
+    training.losses, training.kept = [], []
     # This is the only wait for the device; the loss is on the host by then.
     measured = training.method.describe(training.outcomes) if training.outcomes else {}
+    averages = dict(zip(numbers, means.read().tolist(), strict=True))
+    loss = averages.pop("loss")
     return {
         "step": training.step,
         "epoch": epoch,
-        **mean_over_ranks({"loss": float(loss.read())}),
+        **mean_over_ranks({"loss": loss}),
         "lr": training.optimizer.param_groups[0]["lr"],
-        **mean_over_ranks(measured),
+        **mean_over_ranks(averages | measured),
     }
 
 
@@ -277,12 +281,14 @@ def log(training: Training, line: dict[str, Any]) -> None:
 
 
 def record_hardness(training: Training, epoch: int) -> None:
-    """Record the numbers of Fig. 2a for an epoch's last step, at a few epochs of the run."""
-    config = training.config
-    if epoch in shown_epochs(config.train.epochs) or epoch + 1 == config.train.last_epoch:
-        measured = training.method.hardness(training.outcomes) if training.outcomes else None
-        if measured is not None:
-            training.run.log_hardness({"step": training.step, "epoch": epoch, **measured})
+    """Record Fig. 2a at a few epochs of the run, and the similarities of their last step."""
+    if not shows_hardness(training.config, epoch):
+        return
+    measured = training.method.hardness(training.outcomes) if training.outcomes else None
+    ranks, training.ranks = take_ranks(training.ranks), None
+    if measured is not None:
+        line = {"step": training.step, "epoch": epoch, **measured, **ranks}
+        training.run.log_hardness(line)
 
 
 def measure_knn(training: Training, epoch: int) -> bool:

@@ -194,6 +194,10 @@ class Training:
     """This rank's losses since the last line of metrics.jsonl."""
     agreement: Agreement | None = None
     """The ranks' requests before the last step, if nobody has read them yet."""
+    kept: list[Tensor] = field(default_factory=list)
+    """Similarities of the same steps on this rank, (numbers, queries) each: the proxy task."""
+    ranks: Tensor | None = None
+    """This rank's sum of Fig. 2a over sampled steps of the epoch, and their number."""
     outcomes: list[StepOutcome] = field(default_factory=list)
     """Outcomes of the last step, part by part, if its measures will be logged."""
     pending: PendingStep | None = None
@@ -254,7 +258,16 @@ def save_checkpoint(training: Training) -> None:
     If the disk is full or fails, this checkpoint is lost, not the run.
     """
     settle(training)
-    losses = gather(torch.stack(training.losses)[None]) if training.losses else None
+    since_last_line = {
+        "losses": torch.stack(training.losses) if training.losses else None,
+        "kept": torch.stack(training.kept) if training.kept else None,
+        "ranks": training.ranks,
+    }
+    gathered = {
+        name: gather(each[None])
+        for name, each in since_last_line.items()
+        if each is not None and each.numel()
+    }
     training.saved_at = time.monotonic()
     if not is_main():
         return
@@ -263,8 +276,7 @@ def save_checkpoint(training: Training) -> None:
     tensors |= {f"optimizer.{name}": value for name, value in moving.items()}
     if training.scaler is not None:
         tensors |= {f"scaler.{k}": v for k, v in training.scaler.tensors().items()}
-    if losses is not None:
-        tensors["losses"] = losses
+    tensors |= gathered
     report_checkpoint(training)
     run, step = training.run, training.step
     try:
@@ -334,7 +346,7 @@ def restore(training: Training, *, allow_changed_data: bool = False) -> bool:
     tensors = checkpoint.tensors if checkpoint else {}
     _load_method(training, tensors)
     _load_optimizer(training, tensors)
-    _load_losses(training, tensors)
+    _load_numbers(training, tensors)
     for name, value in {} if training.scaler is None else training.scaler.tensors().items():
         broadcast(value.copy_(tensors.get(f"scaler.{name}", value)))
     training.step, training.seconds = manifest["step"], manifest.get("seconds", 0.0)
@@ -454,13 +466,29 @@ def _load_optimizer(training: Training, tensors: dict[str, Tensor]) -> None:
         ) from error
 
 
-def _load_losses(training: Training, tensors: dict[str, Tensor]) -> None:
-    """Restore each rank's own losses, or their mean if the number of ranks has changed."""
-    saved = tensors.get("losses", torch.zeros(0, 0)).double()
+def _load_numbers(training: Training, tensors: dict[str, Tensor]) -> None:
+    """Restore what the next lines of the logs are made of."""
+    training.losses = list(_own_numbers(training, tensors, "losses").unbind())
+    training.kept = list(_own_numbers(training, tensors, "kept").unbind())
+    ranks = _own_numbers(training, tensors, "ranks")
+    training.ranks = ranks if ranks.numel() else None
+
+
+def _own_numbers(training: Training, tensors: dict[str, Tensor], name: str) -> Tensor:
+    """Return each rank's own numbers; if the number of ranks has changed, those of all.
+
+    Losses and ranks are then averaged, and queries stand side by side.
+    """
+    saved = tensors.get(name, torch.zeros(0, 0)).double()
     shape = broadcast_object(list(saved.shape))
     saved = broadcast(saved.clone() if is_main() else torch.zeros(shape, dtype=torch.float64))
-    mine = saved[rank()] if len(saved) == world_size() else saved.sum(dim=0) / max(1, len(saved))
-    training.losses = list(mine.float().to(training.compute.device).unbind())
+    if len(saved) == world_size():
+        mine = saved[rank()]
+    elif saved.ndim == 4:
+        mine = saved.permute(1, 2, 0, 3).flatten(2)
+    else:
+        mine = saved.sum(dim=0) / max(1, len(saved))
+    return mine.float().to(training.compute.device)
 
 
 def _forget_numbers(training: Training, steps: int) -> None:
@@ -518,7 +546,10 @@ def meet_fault(training: Training, broken: PendingStep, fault: str) -> None:
     config, batch = training.config, broken.batch
     training.snapshot.restore(broken.step)
     training.optimizer.zero_grad()
-    training.losses = [loss for loss in training.losses if loss is not broken.loss]
+    steps = [number for number, loss in enumerate(training.losses) if loss is not broken.loss]
+    if len(training.kept) == len(training.losses):
+        training.kept = [training.kept[number] for number in steps]
+    training.losses = [training.losses[number] for number in steps]
     training.outcomes = []
     training.skipped += 1
     numbers = gather(batch.ids).tolist()

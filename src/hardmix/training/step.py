@@ -6,12 +6,21 @@ from torch import Tensor
 from hardmix.data.batches import Batch, parts_of
 from hardmix.methods.base import Method, NonFiniteError, StepOutcome, TrainingPosition
 from hardmix.runtime.device import Late
-from hardmix.runtime.distributed import no_sync, rank
+from hardmix.runtime.distributed import gather, no_sync, rank
 from hardmix.runtime.profile import timed
 from hardmix.runtime.random_numbers import seed_of
+from hardmix.settings.config import PretrainConfig
+from hardmix.settings.schedules import shown_epochs
 from hardmix.training.nan_guard import PendingStep, gradients_broken
 from hardmix.training.optimizers import clip_gradients, parameters_of, set_learning_rate
 from hardmix.training.state import Training, meet_fault, settle
+
+SAMPLED_STEPS = 64
+"""Most steps of an epoch that Fig. 2a averages over, evenly spaced: 8192 queries in batches of 128.
+All steps of a shorter epoch."""
+BEFORE_TRAINING = -1
+"""The epoch, in hardness.jsonl, of the first step's queries, before any weight is changed. As in
+official MoCo, the queue is full of random vectors then (train.queue_start)."""
 
 
 def take_step(training: Training, batch: Batch, epoch: int) -> Tensor | None:
@@ -42,8 +51,50 @@ def take_step(training: Training, batch: Batch, epoch: int) -> Tensor | None:
     if not training.late and not settle(training):
         return None
     apply(training, batch, outcomes, broken)
+    note_numbers(training, outcomes)
+    note_ranks(training, outcomes, epoch)
     training.outcomes = outcomes if described else []
     return loss
+
+
+@torch.no_grad()
+def note_numbers(training: Training, outcomes: list[StepOutcome]) -> None:
+    """Keep what the next line of metrics.jsonl needs of every step, on the device."""
+    parts = [part.kept() for part in outcomes]
+    training.kept.append(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
+
+
+@torch.no_grad()
+def note_ranks(training: Training, outcomes: list[StepOutcome], epoch: int) -> None:
+    """Add a step to the sample of Fig. 2a, if it belongs to it; log the run's first step."""
+    stride = -(-training.loader.steps_per_epoch // SAMPLED_STEPS)
+    if training.position % stride or not shows_hardness(training.config, epoch):
+        return
+    ranks = [each for part in outcomes if (each := part.ranks()) is not None]
+    if not ranks:
+        return
+    mean = torch.stack(ranks).mean(dim=0)
+    # A GPU learns only later that a step was broken, and computes it again.
+    counted = torch.cat([mean, mean.new_ones(1)])
+    counted = torch.where(counted.isfinite().all(), counted, 0.0)
+    training.ranks = counted if training.ranks is None else training.ranks + counted
+    if training.step == 0:
+        before = {"step": 0, "epoch": BEFORE_TRAINING, **take_ranks(training.ranks)}
+        training.run.log_hardness(before)
+
+
+def shows_hardness(config: PretrainConfig, epoch: int) -> bool:
+    """Return whether an epoch has a line in Fig. 2a."""
+    return epoch in shown_epochs(config.train.epochs) or epoch + 1 == config.train.last_epoch
+
+
+def take_ranks(ranks: Tensor | None) -> dict[str, list[float]]:
+    """Return Fig. 2a of the steps that were added up, as hardness.jsonl has it."""
+    if ranks is None:
+        return {}
+    total = gather(ranks[None]).sum(dim=0).tolist()
+    steps = max(1.0, total.pop())
+    return {"matching_probability": [float(f"{value / steps:.5g}") for value in total]}
 
 
 def attempt(
