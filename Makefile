@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test coverage quick check format docs tables bench results torture clean
+.PHONY: demo test coverage quick check format docs tables bench gpu results torture clean
 
 demo: $(READY)
 	$(BIN)/hardmix demo
@@ -49,6 +49,11 @@ tables: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks --out bench.json \
 	  $(if $(CIFAR),--cifar "$(CIFAR)") $(if $(JPEG),--jpeg "$(JPEG)")
+
+# On a machine with CUDA: all that is only counted elsewhere, in about 15 minutes. Writes gpu.json and gpu.md.
+gpu: $(READY)
+	$(BIN)/python -m benchmarks gpu --out gpu.json \
+	  $(if $(CIFAR),--cifar "$(CIFAR)") $(if $(JPEG),--jpeg "$(JPEG)") $(if $(VOC),--voc "$(VOC)")
 
 # The older table of docs/results-older.md: two processes of one thread each, as it was made. CIFAR is the folder of
 # CIFAR-10; without it, the embedded images alone. Results lie in runs/results-*. On 2 cores about

@@ -31,6 +31,8 @@ STEPS = {
     "hardmix, MoCo's step": "moco_fp32",
     "hardmix, MoCHi's step": "mochi_fp32",
     "the same, keys normalised together": "mochi_fp32_together",
+    "hardmix, MoCHi's step in bf16": "mochi_bf16",
+    "the same in bf16, keys normalised together": "mochi_bf16_together",
 }
 
 
@@ -40,18 +42,24 @@ def main() -> None:
     logging.disable()
     sys.stdout.write("| | reads | blocking copies | launches |\n|---|---|---|---|\n")
     for name, variant in STEPS.items():
-        with gpu() as log, tempfile.TemporaryDirectory() as folder:
-            step = build_step(variant, SIZE, "cuda", Path(folder))
-            batch = random_batch(SIZE, "cuda")
-            step(batch)
-            log.clear()
-            step(batch)
-            show(name, log)
-            if variant == "mochi_fp32":
-                show("the same without the loss itself", outside_the_loss(log))
+        log = counted_step(variant, SIZE)
+        show(name, log)
+        if variant == "mochi_fp32":
+            show("the same without the loss itself", outside_the_loss(log))
     for batch in (32, 256):
         count_loss(batch)
     count_views()
+
+
+def counted_step(variant: str, size: StepSize) -> DeviceLog:
+    """Return what a variant's second step does."""
+    with gpu() as log, tempfile.TemporaryDirectory() as folder:
+        step = build_step(variant, size, "cuda", Path(folder))
+        batch = random_batch(size, "cuda")
+        step(batch)
+        log.clear()
+        step(batch)
+    return log
 
 
 def count_loss(batch: int) -> None:

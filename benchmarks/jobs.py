@@ -6,9 +6,12 @@ each turn, {"result": rows} at the end, or {"refused": message}. Other lines are
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +79,8 @@ class BenchJob:
     turns: int
     """Number of its reports of progress."""
     allocator: str = "default"
+    seconds: float | None = None
+    """Time after which the process is ended, with all that it has started; None: never."""
 
 
 def run_job(job: BenchJob, tell: Tell) -> list[Row]:
@@ -87,7 +92,17 @@ def run_job(job: BenchJob, tell: Tell) -> list[Row]:
     task = json.dumps({"kind": job.kind, "settings": job.settings})
     command = [sys.executable, "-P", "-m", "benchmarks.worker", task]
     rows: list[Row] | None = None
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    apart = job.seconds is not None
+    with (
+        subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=apart,
+        ) as process,
+        _ended_in_time(process, job.seconds) as late,
+    ):
         for line in process.stdout or ():
             message = _message(line)
             if "turn" in message:
@@ -95,9 +110,42 @@ def run_job(job: BenchJob, tell: Tell) -> list[Row]:
             if "refused" in message:
                 raise InputError(message["refused"])
             rows = message.get("result", rows)
+        process.wait()
+    if late.is_set():
+        raise RuntimeError(f"{job.title}: was ended after {job.seconds:.0f} s without a result")
     if rows is None:
         raise RuntimeError(f"{job.title}: ended with status {process.returncode} and no result")
     return rows
+
+
+@contextmanager
+def _ended_in_time(
+    process: subprocess.Popen[str], seconds: float | None
+) -> Iterator[threading.Event]:
+    """End a process and its children if it takes longer, and in any case when the context ends.
+
+    Such a process leads a session of its own, so that nothing else is ended.
+    """
+    late = threading.Event()
+    if seconds is None:
+        yield late
+        return
+
+    def end() -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    def end_late() -> None:
+        late.set()
+        end()
+
+    timer = threading.Timer(seconds, end_late)
+    timer.start()
+    try:
+        yield late
+    finally:
+        timer.cancel()
+        end()
 
 
 def _message(line: str) -> dict[str, Any]:

@@ -54,6 +54,8 @@ class StepSize(NamedTuple):
 
 
 RESNET18, RESNET50 = StepSize("resnet18-cifar", 64, 32), StepSize("resnet50", 16, 96)
+ON_GPUS = (StepSize("resnet50", 32, 224), StepSize("resnet50", 128, 224))
+"""More sizes on a GPU: a batch for which the host may be too slow, and the paper's whole batch."""
 TINY = StepSize("small", 8, 32, 64, 16, 8, 4)
 """Size for --quick, and to run every line once before memory is measured."""
 WARM_UPS = 2
@@ -186,7 +188,8 @@ def label(size: StepSize) -> str:
 
 def sizes(setup: Setup) -> list[StepSize]:
     """Return the sizes to measure steps at."""
-    return [TINY] if setup.quick else [RESNET18, RESNET50]
+    usual = [RESNET18, RESNET50]
+    return [TINY] if setup.quick else usual if setup.device == "cpu" else [*usual, *ON_GPUS]
 
 
 def plan(setup: Setup) -> list[BenchJob]:

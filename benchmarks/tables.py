@@ -126,6 +126,15 @@ def limits_of(judged: list[dict[str, Any]]) -> Table:
     return Table("Limits", ["setting", "what", "measured", "must", "aim", ""], lines)
 
 
+def checks_of(checks: list[dict[str, Any]]) -> Table:
+    """Return a table of the checks of a GPU, and what each found."""
+    lines = [
+        [each["check"], each["claim"], each["result"].replace("failed", "FAILED"), each["words"]]
+        for each in checks
+    ]
+    return Table("Checks", ["check", "claim", "result", "found"], lines)
+
+
 def how_many_met(judged: list[dict[str, Any]]) -> str:
     """Return in a sentence how many limits are met."""
     measured = [claim for claim in judged if claim["met"] is not None]
@@ -171,8 +180,11 @@ def sections_of(report: dict[str, Any]) -> dict[str, str]:
         *report["notes"],
     ]
     limits = [how_many_met(report["limits"]), _markdown([limits_of(report["limits"])])]
+    limits = limits if report["limits"] else []
+    checks = {"checks": _markdown([checks_of(report["checks"])])} if "checks" in report else {}
     return {
         "circumstances": "\n".join(fact for fact in facts if fact),
+        **checks,
         "limits": "\n\n".join(limits).strip(),
         **{name: _markdown(tables_of(name, rows)) for name, rows in report["parts"].items()},
     }

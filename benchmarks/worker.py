@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import end_to_end, growth, loader, loss, memory, methods, start, steps
+from benchmarks import end_to_end, gpu, growth, loader, loss, memory, methods, start, steps
 from benchmarks.jobs import Row, Tell
 from hardmix.errors import InputError
 
@@ -23,6 +23,7 @@ MEASURES: dict[str, Callable[[dict[str, Any], Tell], list[Row]]] = {
     "step-memory": memory.measure_step,
     "processes": growth.measure_processes,
     "shares": growth.measure_shares,
+    "gpu": gpu.measure,
 }
 """Kinds of jobs."""
 

@@ -114,18 +114,16 @@ def test_the_memory_table_is_its_formulas(parameters, activations):
         held = MemoryQueue(k, 128).state_dict()
         queue = sum(held[name].nbytes for name in ("keys", "labels", "ids"))
         fixed = 16 * parameters
-        buckets = 4 * parameters * (n > 1)
         kept = 2 * (4 * parameters + queue)
         similarities = 3 * 4 * b * k
         points = 4 * 128 * (b * num_points(recipe) + k)
         views = IMAGE_BYTES * (5 * b + 2 * b * (n > 1))
         passes = 4 * b * MAP_BYTES
-        common = fixed + buckets + queue + kept + similarities + points + views
+        common = fixed + queue + kept + similarities + points + views
         fp32 = common + b * activations["fp32"] + passes
         bf16 = common + b * activations["bf16"] + passes / 2 + 2 * parameters
         for start, text in [
             ("weights, gradients", f"{fixed / 1e6:.0f} MB"),
-            ("DDP's buckets", f"{buckets / 1e6:.0f} MB"),
             ("queue, labels", f"{queue / 1e6:.1f} MB"),
             ("key encoder and queue", f"{kept / 1e6:.0f} MB"),
             ("similarities", f"{similarities / 1e6:.1f} MB"),

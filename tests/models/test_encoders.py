@@ -17,6 +17,7 @@ from hardmix.models.encoders import (
     build_encoder,
     encode_keys,
     shuffle_across,
+    shuffled_rows,
 )
 from hardmix.settings.config import ModelConfig
 from hardmix.settings.named_choices import Head
@@ -124,6 +125,21 @@ def test_the_key_moves_by_the_momentum_formula(momentum):
     pair.update_key()
     for value, wanted in zip(pair.key.parameters(), expected, strict=True):
         torch.testing.assert_close(value.double(), wanted, rtol=1e-6, atol=1e-7)
+
+
+def test_a_copy_of_a_pair_moves_its_own_key():
+    """The pair keeps lists of its parameters, and a copy must have lists of its own."""
+    pair = tiny_pair(0.5)
+    pair.update_key()
+    other = copy.deepcopy(pair)
+    with torch.no_grad():
+        for parameter in other.query.parameters():
+            parameter.add_(1)
+    untouched = [each.clone() for each in pair.key.parameters()]
+    other.update_key()
+    assert all(map(torch.equal, untouched, pair.key.parameters()))
+    moved = zip(other.key.parameters(), untouched, strict=True)
+    assert all(bool((a - b).norm() > 0) for a, b in moved)
 
 
 def test_the_key_never_gets_gradients_and_the_query_all():
@@ -250,6 +266,20 @@ def test_a_permutation_returns_every_key_to_its_image():
     there = shuffle_across(rows, permutation)
     assert there.equal(permutation)
     assert shuffle_across(there, permutation.argsort()).equal(rows)
+
+
+def test_rows_are_shuffled_within_their_nodes_or_among_all():
+    def seeded():
+        return torch.Generator().manual_seed(4)
+
+    whole = shuffled_rows(3, [[0, 1, 2, 3]], seeded())
+    assert torch.equal(whole, torch.randperm(12, generator=seeded()))
+    apart = shuffled_rows(3, [[0, 2], [1, 3]], seeded())
+    assert sorted(apart.tolist()) == list(range(12))
+    for ranks in ([0, 2], [1, 3]):
+        rows = [row for rank in ranks for row in range(3 * rank, 3 * rank + 3)]
+        assert sorted(apart[rows].tolist()) == rows
+        assert apart[rows].tolist() != rows
 
 
 def test_shuffling_changes_nothing_without_groups_and_much_with_them():

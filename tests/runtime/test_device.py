@@ -127,6 +127,24 @@ def test_a_compiled_run_is_the_same_run(what, tmp_path, monkeypatch):
         assert one == pytest.approx(other, rel=1e-4)
 
 
+def test_cuda_graphs_are_refused_without_cuda_in_a_sentence(tmp_path):
+    with pytest.raises(InputError, match=r"train.compile=graphs .* train.device=cpu .*choose all"):
+        pretrain(tiny(train={"compile": "graphs"}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_graphs_record_both_encoders_and_begin_anew_with_every_step(tmp_path, monkeypatch):
+    compiled, steps = [], []
+    monkeypatch.setattr(setup, "check_graphs", lambda *_: None)
+    monkeypatch.setattr(nn.Module, "compile", lambda _, **options: compiled.append(options))
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: steps.append(1))
+    train = {"knn_every": 0, "epochs": 1, "compile": "graphs", "verdict": False}
+    pretrain(tiny(train=train), tmp_path / "run")
+    assert compiled == [{"mode": "reduce-overhead"}] * 2
+    assert len(steps) == 96 // 16
+
+
 def test_numbers_are_sent_and_read_without_waiting_twice():
     with gpu() as log:
         there = send(torch.arange(4.0), GPU)

@@ -12,7 +12,17 @@ from hardmix.mixing.loss import MochiLoss
 from hardmix.mixing.queue import MemoryQueue
 from hardmix.models.batch_norm import split_batch_norm, synchronise_batch_norm
 from hardmix.models.encoders import Encoder, QueryKeyPair, encode_keys, shuffle_across
-from hardmix.runtime.distributed import broadcast, gather, gather_batch, is_main, rank, world_size
+from hardmix.runtime.distributed import (
+    Agreement,
+    agree_on_max,
+    broadcast,
+    gather,
+    gather_batch,
+    is_main,
+    rank,
+    world_size,
+    wrap,
+)
 from ranks import in_two_processes
 
 
@@ -20,6 +30,7 @@ def test_one_process_is_the_main_one_and_gathers_itself():
     tensor = torch.randn(4, 3)
     assert (rank(), world_size(), is_main()) == (0, 1, True)
     assert gather(tensor) is tensor
+    assert Agreement(4).read() == 4
     assert broadcast(tensor) is tensor
 
 
@@ -44,6 +55,8 @@ def check_everything(number):
     """One start of two processes for every claim: starting them is what takes the time."""
     assert (rank(), world_size(), is_main()) == (number, 2, number == 0)
     check_gather_is_in_rank_order(number)
+    check_numbers_are_agreed_on_in_the_background(number)
+    check_gradients_lie_where_they_are_summed(number)
     check_gradients_through_gather_are_those_of_one_process(number)
     check_batch_norm_of_all_processes_is_that_of_one(number)
     check_broadcast_is_rank_0s(number)
@@ -52,6 +65,25 @@ def check_everything(number):
     check_groups_are_spread(number)
     check_a_gathered_two_way_loss_is_that_of_one_process(number)
     check_a_queue_within_a_users_ddp(number)
+
+
+def check_numbers_are_agreed_on_in_the_background(number):
+    """Several at once, beside others that are read at once, in the order in which they began."""
+    first, second = Agreement(3 - number), Agreement(5 + number)
+    assert agree_on_max(number) == 1
+    assert (first.read(), second.read(), first.read()) == (3, 6, 3)
+
+
+def check_gradients_lie_where_they_are_summed(number):
+    """A gradient is a view into DDP's bucket, so that it is not copied there and back."""
+    module = nn.Linear(3, 2)
+    shared = wrap(module, torch.device("cpu"))
+    for step in range(3):
+        module.zero_grad()
+        shared(torch.full((1, 3), float(number + step))).sum().backward()
+        assert module.weight.grad.tolist() == [[0.5 + step] * 3] * 2
+    whole = module.weight.grad.untyped_storage()
+    assert whole.data_ptr() == module.bias.grad.untyped_storage().data_ptr()
 
 
 def check_gather_is_in_rank_order(number):

@@ -1,4 +1,4 @@
-"""The pretended GPU for whole programs: with events, and with fused optimizers."""
+"""The pretended GPU for whole programs: with events, fused optimizers and autocast."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -15,8 +15,12 @@ FP32 = Compute(GPU, False, "fp32")
 
 @contextmanager
 def gpu():
-    """Pretend a GPU with events, whose waiting counts as a read, and with fused optimizers."""
+    """Pretend a GPU with events, whose waiting counts as a read, and with fused optimizers.
+
+    Autocast is the CPU's, which casts the same matrix products and convolutions.
+    """
     grouped = torch.optim.Optimizer._group_tensors_by_device_and_dtype
+    autocast = torch.autocast
 
     def there(*arguments, **options):
         found = grouped(*arguments, **options)
@@ -33,6 +37,7 @@ def gpu():
 
         with (
             patch("torch.cuda.Event", Event),
+            patch("torch.autocast", lambda _, **options: autocast("cpu", **options)),
             patch("torch.cuda.set_device", lambda _: None),
             patch("torch.cuda.current_device", lambda: 0),
             patch("torch.cuda.get_device_properties", lambda _: MEMORY),

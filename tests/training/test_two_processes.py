@@ -25,14 +25,24 @@ from hardmix.methods.base import Method
 from hardmix.methods.mixing_schedule import RowsGenerator
 from hardmix.mixing.plans import mix, ranked
 from hardmix.mixing.random_draws import uniform_numbers
-from hardmix.runtime import rendezvous
+from hardmix.runtime import distributed, rendezvous
 from hardmix.runtime.device import choose_compute
-from hardmix.runtime.distributed import gather_uneven
+from hardmix.runtime.distributed import gather_uneven, world_size
 from hardmix.runtime.launch import Launch, first_host, launched
 from hardmix.settings.config import DataConfig
 from hardmix.training import setup
 from hardmix.training.pretrain import pretrain
-from ranks import all_ranks, group_norm_trunk, lines_of, start, state_of, tiny, wait
+from ranks import (
+    all_ranks,
+    group_norm_trunk,
+    lines_of,
+    manifest_of,
+    signal_after,
+    start,
+    state_of,
+    tiny,
+    wait,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -62,11 +72,67 @@ def test_two_processes_train_as_one_does(accumulate, tmp_path):
         assert alone == pytest.approx(both, abs=1e-4)
 
 
+def shuffle_within_nodes(config, out, processes_of_a_node):
+    """Train where every few processes are a node, and note what would go from node to node."""
+    this = torch.distributed.get_rank() // processes_of_a_node if world_size() > 1 else 0
+    distributed.socket.gethostname = lambda: f"host-{this}"
+    send = torch.distributed.all_to_all_single
+    across = []
+
+    def noted(received, sent, sizes, own_sizes, **options):
+        there = [rank for rank, size in enumerate(sizes) if size]
+        across.extend(rank for rank in there if rank // processes_of_a_node != this)
+        return send(received, sent, sizes, own_sizes, **options)
+
+    torch.distributed.all_to_all_single = noted
+    pretrain(config, out, trunk=group_norm_trunk())
+    assert across == []
+
+
+def test_four_processes_on_two_nodes_train_as_one_does_and_shuffle_within_nodes(tmp_path):
+    model = {"key_bn_splits": 4, "key_shuffle": "node"}
+    config = tiny(train={"precision": "fp32", "knn_every": 0, "epochs": 1}, model=model)
+    for ranks in (1, 4):
+        all_ranks(shuffle_within_nodes, config, tmp_path / str(ranks), 2, ranks=ranks)
+    one, four = newest(tmp_path / "1"), newest(tmp_path / "4")
+    for name in one:
+        torch.testing.assert_close(one[name], four[name], rtol=0, atol=1e-4)
+
+
+def test_a_process_alone_on_its_node_cannot_shuffle_there(tmp_path):
+    config = tiny(model={"key_bn_splits": 2, "key_shuffle": "node"})
+    options = shuffle_within_nodes, config, tmp_path / "run", 1
+    assert wait(start(*options, output=tmp_path / "log")) == [2, 2]
+    words = "model.key_shuffle=node, but rank 0 is the only process of its node"
+    assert words in (tmp_path / "log-0").read_text()
+
+
 @pytest.mark.parametrize("method", ["mochi", "supervised"])
 def test_the_same_number_of_processes_gives_the_same_bits(method, tmp_path):
     for name in ("a", "b"):
         all_ranks(pretrain, tiny(method), tmp_path / name)
     assert state_of(tmp_path / "a") == state_of(tmp_path / "b")
+
+
+def stop_rank_1_with_requests_read_late(config, out, resume):
+    """Read a step's requests while the next one is computed, as on GPUs."""
+    setup.judged_late = lambda _: True
+    if torch.distributed.get_rank() == 1 and not resume:
+        with pytest.MonkeyPatch.context() as patches:
+            signal_after(patches, {5})
+            pretrain(config, out)
+        return
+    pretrain(config, out, resume=resume)
+
+
+def test_requests_that_are_read_a_step_late_stop_all_ranks_at_the_same_step(tmp_path):
+    config = tiny(train={"log_every": 100, "knn_every": 0})
+    all_ranks(pretrain, config, tmp_path / "whole")
+    options = stop_rank_1_with_requests_read_late, config, tmp_path / "stopped"
+    assert wait(start(*options, False)) == [75, 75]
+    assert manifest_of(tmp_path / "stopped" / "checkpoints")["position"] in (5, 6, 0)
+    all_ranks(*options, True)
+    assert state_of(tmp_path / "whole") == state_of(tmp_path / "stopped")
 
 
 def test_mixing_draws_the_same_on_any_number_of_processes():

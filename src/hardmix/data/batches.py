@@ -140,7 +140,7 @@ def read_views(
     ids: list[Tensor] = []
     crops: list[Sequence[Tensor]] = []
     unreadable: dict[int, str] = {}
-    allowed = _allowed(images, config.max_unreadable)
+    allowed = allowed_unreadable(images, config.max_unreadable)
     for group_ids, group in _read_groups(images, wanted, unreadable, allowed):
         ids.append(torch.tensor(group_ids))
         crops.append(make_crops(group, ids[-1], maker, config, seed, epoch))
@@ -245,14 +245,14 @@ def _read(images: ImageSet, index: int, unreadable: dict[int, str]) -> Tensor | 
         return None
 
 
-def _allowed(images: ImageSet, share: float) -> int:
+def allowed_unreadable(images: ImageSet, share: float) -> int:
     """Return how many images may be unreadable: at least one, for the sake of small sets."""
     return max(1, int(share * len(images)))
 
 
 def check_unreadable(unreadable: dict[int, str], images: ImageSet, share: float) -> None:
     """Raise InputError if more than `share` of the images are unreadable."""
-    if len(unreadable) > _allowed(images, share):
+    if len(unreadable) > allowed_unreadable(images, share):
         first = "; ".join(list(unreadable.values())[:5])
         raise InputError(
             f"{len(unreadable)} of {len(images)} images cannot be read, more than"

@@ -218,7 +218,7 @@ def in_memory() -> tuple[IO[bytes], str]:
 def new_file(file: Path) -> Iterator[IO[bytes]]:
     """Give a file its name when the context ends; delete it if anything goes wrong."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    _tidy(file.parent)
+    tidy(file.parent)
     temporary = temporary_of(file)
     try:
         with temporary.open("wb") as out:
@@ -230,11 +230,12 @@ def new_file(file: Path) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
-def _tidy(folder: Path) -> None:
+def tidy(folder: Path) -> None:
     """Delete files that have not been used for long, and those that killed processes left."""
     remove_dead(folder)
     unfinished = dict.fromkeys((".images-*.tmp", ".shards-*.tmp"), LEFT_SECONDS)
-    ages = {**unfinished, "images-*": UNUSED_DAYS * 86400.0}
+    unused = dict.fromkeys(("images-*", "jpegs-*"), UNUSED_DAYS * 86400.0)
+    ages = unfinished | unused
     for pattern, age in ages.items():
         for old in folder.glob(pattern):
             with suppress(OSError):
@@ -394,7 +395,7 @@ class ImageCache:
             _hold(self.mark, self.kept, self.limit)
             where = "memory"
         else:
-            with _only_process(self.file, stop):
+            with only_process(self.file, stop):
                 if self.find():
                     return
                 with new_file(self.file) as out:
@@ -476,7 +477,7 @@ def _read_or_none(read: Read, file: str) -> Tensor | None:
 
 
 @contextmanager
-def _only_process(file: Path, stop: StopRequest) -> Iterator[None]:
+def only_process(file: Path, stop: StopRequest) -> Iterator[None]:
     """Let one process make a file; others that want it wait, and find it afterwards."""
     file.parent.mkdir(parents=True, exist_ok=True)
     if rank():

@@ -6,15 +6,18 @@ torchvision.transforms.v2.functional on float images.
 
 A CPU applies one operation after the other, to the samples that have it (views.py). A GPU would
 wait for the many launches, so `apply_colours_` does the same, to rounding, in few. A CPU could use
-it too, but its views would have other bits, and take longer.
+it too, but its views would have other bits, and take longer. `colours_at_once` is a third way, for
+torch.compile: every sample takes every operation, with factors that change nothing where it has
+none.
 """
 
 import math
-from functools import cache
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import cache, partial
+from typing import NamedTuple, cast
 
 import torch
-from jaxtyping import Bool, Float, Float32, Float64, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int64, UInt8
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -399,3 +402,140 @@ def _blur_some_(images: Images, plan: DeviceColours) -> None:
         samples = images.index_select(0, plan.blurred)
         blur_(samples, plan.sigma)
         images.index_copy_(0, plan.blurred, samples)
+
+
+# -- as one graph
+
+
+Planes = tuple[Tensor, Tensor, Tensor]
+"""Red, green and blue, each (batch, height, width): a hue reads all three."""
+
+GRAPH_TURNS = 3
+"""Operations of a sample before its contrast, and after it, at most."""
+
+CONTRAST = 1
+"""Number of the contrast in `ColourParameters.order`: the only operation that reads a whole
+image."""
+
+
+def graph_parameters(
+    p: ColourParameters,
+) -> Float32[Tensor, f"batch {3 * 2 * GRAPH_TURNS + 4}"]:
+    """Return what `colours_at_once` needs of each sample, to be sent in one copy.
+
+    Three turns before the contrast and three after it, each with factors of brightness, saturation
+    and hue; then contrast, grey, sigma and flip.
+    """
+    turn = torch.arange(4)
+    place = (p.order == CONTRAST).long().argmax(dim=1, keepdim=True)
+    columns: list[Tensor] = []
+    for now in (p.jitter[:, None] & (turn < place), p.jitter[:, None] & (turn > place)):
+        places = turn[:GRAPH_TURNS] if not columns else turn[1:]
+        for factor, number, nothing in (
+            (p.brightness, 0, 1.0),
+            (p.saturation, 2, 1.0),
+            (p.hue, HUE, 0.0),
+        ):
+            chosen = now[:, places] & (p.order[:, places] == number)
+            columns.append(torch.where(chosen, factor[:, None], nothing))
+    contrast = torch.where(p.jitter, p.contrast, 1.0)
+    rest = torch.stack([contrast, p.grey.float(), p.sigma, p.flip.float()], dim=1)
+    return torch.cat([*columns, rest], dim=1)
+
+
+def colours_at_once(
+    images: UInt8[Tensor, "batch 3 size size"] | Images,
+    parameters: Float32[Tensor, "batch columns"],
+    augmentation: Augmentation,
+) -> Images:
+    """Return images coloured and normalised, in few passes over the pixels once it is compiled.
+
+    The order is that of `apply_colours_`, but a flip may come first, and a blur last.
+    """
+    turns, rest = parameters[:, :-4].view(len(parameters), 2, 3, GRAPH_TURNS), parameters[:, -4:]
+    contrast, grey, sigma, flip = (column.view(-1, 1, 1) for column in rest.unbind(dim=1))
+    pixels = images if images.is_floating_point() else images.float() / 255
+    pixels = torch.where(flip[:, None] > 0, pixels.flip(-1), pixels)
+    red, green, blue = pixels.unbind(dim=1)
+    planes = red, green, blue
+    if augmentation == "moco-v1":
+        planes = _saturated(planes, 1 - grey)
+    if augmentation != "plain":
+        planes = _turned(planes, turns[:, 0])
+        whole = _luma(planes).mean(dim=(1, 2), keepdim=True)
+        planes = _each(planes, lambda plane: contrast * plane + (1 - contrast) * whole)
+        planes = _turned(planes, turns[:, 1])
+    if augmentation in ("moco-v2", "simclr"):
+        planes = _saturated(planes, 1 - grey)
+    statistics = zip(planes, IMAGENET_MEAN, IMAGENET_STD, strict=True)
+    coloured = torch.stack([(plane - mean) / std for plane, mean, std in statistics], dim=1)
+    if augmentation in ("moco-v2", "simclr"):  # its weights add up to 1
+        coloured = _blurred(coloured, sigma.view(-1, 1))
+    return coloured
+
+
+def _turned(planes: Planes, turns: Float32[Tensor, "batch 3 turns"]) -> Planes:
+    """Change brightness, saturation and hue, turn by turn; in a turn, at most one is changed."""
+    for turn in range(GRAPH_TURNS):
+        brightness, saturation, hue = (
+            column.view(-1, 1, 1) for column in turns[..., turn].unbind(dim=1)
+        )
+        planes = _each(planes, partial(torch.mul, brightness))
+        planes = _with_hue(_saturated(planes, saturation), hue)
+    return planes
+
+
+def _each(planes: Planes, change: Callable[[Tensor], Tensor]) -> Planes:
+    red, green, blue = (change(plane).clamp(0, 1) for plane in planes)
+    return red, green, blue
+
+
+def _luma(planes: Planes) -> Tensor:
+    red, green, blue = planes
+    return LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
+
+
+def _saturated(planes: Planes, factor: Tensor) -> Planes:
+    grey = _luma(planes)
+    return _each(planes, lambda plane: grey + factor * (plane - grey))
+
+
+def _with_hue(planes: Planes, factor: Tensor) -> Planes:
+    """Turn the colour circle as `adjust_hue_` does."""
+    red, green, blue = planes
+    least = torch.minimum(torch.minimum(red, green), blue)
+    spread = torch.maximum(torch.maximum(red, green), blue) - least
+    angle = (green + blue - red - least) / (6 * spread + 1e-12) + 1 / 6
+    angle = torch.where(green >= blue, angle, -angle) + factor + 1
+    angle = angle - angle.floor()
+
+    def faded(opposite: int, sign: int, base: Tensor) -> Tensor:
+        return base + sign * 6 * spread * (angle - opposite / 6).abs().clamp(1 / 6, 2 / 6)
+
+    high = least + 2 * spread
+    return faded(3, 1, least - spread), faded(2, -1, high), faded(4, -1, high)
+
+
+def _blurred(images: Images, sigma: Float32[Tensor, "batch 1"]) -> Images:
+    """Blur as `blur_` does, by sums over shifted images, which a compiler makes one pass each."""
+    radius = blur_radius(images.shape[-1])
+    offset = torch.arange(-radius, radius + 1, device=images.device)
+    kernel = torch.softmax(-0.5 * (offset / sigma.clamp(min=1e-3)) ** 2, dim=1)
+    weights = kernel.view(len(images), 1, 1, 1, -1)
+    for borders, axis in (([radius, radius, 0, 0], 3), ([0, 0, radius, radius], 2)):
+        padded, size = pad(images, borders, mode="reflect"), images.shape[axis]
+        shifted = (padded.narrow(axis, start, size) for start in range(2 * radius + 1))
+        images = sum(
+            (weights[..., place] * each for place, each in enumerate(shifted)),
+            start=torch.zeros_like(images),
+        )
+    return images
+
+
+@cache
+def compiled_colours() -> Callable[[Tensor, Tensor, Augmentation], Tensor]:
+    """Return `colours_at_once`, compiled for each shape and augmentation that it meets."""
+    return cast(
+        "Callable[[Tensor, Tensor, Augmentation], Tensor]",
+        torch.compile(colours_at_once, fullgraph=True, dynamic=False),
+    )

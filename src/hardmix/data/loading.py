@@ -18,6 +18,7 @@ from hardmix.data.batches import (
     Batch,
     Loader,
     ReadImages,
+    allowed_unreadable,
     batch_of,
     check_unreadable,
     finished_views,
@@ -28,6 +29,7 @@ from hardmix.data.batches import (
     steps_of,
 )
 from hardmix.data.colours import channel_statistics, normalise
+from hardmix.data.gpu_decoding import ReadFiles, check_decoder, decoded, read_files
 from hardmix.data.image_set import UNKNOWN, ImageSet
 from hardmix.data.own_views import Pipeline, choose_pipelines, make_own_views
 from hardmix.data.shard_streams import ShardLoader
@@ -35,6 +37,7 @@ from hardmix.data.shards import is_indexed
 from hardmix.data.sources import checked, data_name, open_images
 from hardmix.data.views import ViewKind, ViewMaker, check_own_pipelines, usual_views
 from hardmix.data.workers import WorkerChoice, WorkerPool, choose_workers
+from hardmix.errors import InputError
 from hardmix.runtime.console import say
 from hardmix.runtime.device import send
 from hardmix.runtime.distributed import rank, world_size
@@ -77,12 +80,22 @@ def open_loader(
     pipelines = choose_pipelines(data, pipeline, sum(kind.number for kind in kinds))
     if pipelines is not None:
         check_own_pipelines(kinds)
+    check_decoder(data, device)
     place = rank_and_size or (rank(), world_size())
     options = (data, train.batch_size, train.seed, device, *place)
+    compiled = train.compile in ("all", "graphs")
     if own is None and data_name(data) == "shards" and not is_indexed(data.root or ""):
+        for name in ("resized_jpegs", "decoder"):
+            if getattr(data, name) not in (False, "cpu"):
+                raise InputError(
+                    f"data.{name}={getattr(data, name)} with data.root={data.root}: a stream has no"
+                    f" files to read again; leave data.{name} unset."
+                )
         if is_command(data.root or ""):
             check_allowed(data.root or "", "data.root")
-        stream = ShardLoader(*options, views=kinds, parts=train.accumulate, pipelines=pipelines)
+        stream = ShardLoader(
+            *options, views=kinds, parts=train.accumulate, pipelines=pipelines, compiled=compiled
+        )
         return None, stream
     if own is None:
         images = open_images(data, "train", train.seed, listed)
@@ -99,6 +112,8 @@ def open_loader(
         views=kinds,
         parts=train.accumulate,
         pipelines=pipelines,
+        compiled=compiled,
+        decodes=data.decoder == "cuda",
     )
     if pipelines is not None:  # errors are raised now, not later in a worker process
         first = torch.tensor([first_readable(images)])
@@ -111,9 +126,9 @@ class ViewLoader:
     """Views of every image, in a new order each epoch.
 
     Images that do not fill a batch are left out, or with `keep_last` make a smaller one. With
-    `views=1`, for training on labels, the key is the query. An unreadable image is replaced by the
-    next readable one; `unreadable` has those that this rank has met and the reasons, and more of
-    them than data.max_unreadable stop the run.
+    `views=1`, for training on labels, the key is the query. With `decodes`, a GPU decodes JPEGs.
+    An unreadable image is replaced by the next readable one; `unreadable` has those that this rank
+    has met and the reasons, and more of them than data.max_unreadable stop the run.
     """
 
     def __init__(
@@ -129,23 +144,28 @@ class ViewLoader:
         parts: int = 1,
         pipelines: tuple[Pipeline, ...] | None = None,
         keep_last: bool = False,
+        compiled: bool = False,
+        decodes: bool = False,
     ) -> None:
         self.steps_per_epoch = steps_of(len(images), batch_size)
         if keep_last:
             self.steps_per_epoch = math.ceil(len(images) / batch_size)
         kinds = usual_views(views) if isinstance(views, int) else views
-        self._maker, self._pipelines = ViewMaker(kinds, config, seed), pipelines
+        self._maker, self._pipelines = ViewMaker(kinds, config, seed, compiled), pipelines
         self._coloured_on = self._maker.coloured_on(device)
         self.images, self.config, self.seed, self.device = images, config, seed, device
         self.batch_size, self._rows = batch_size, rows_of(rank, world_size, batch_size, parts)
         self.unreadable: dict[int, str] = {}
-        self._prepared = False
+        self._prepared, self._decodes = False, decodes
         self._pool: WorkerPool[tuple[int, list[int]], ReadImages] | None = None
+        self._files: WorkerPool[tuple[int, list[int]], ReadFiles] | None = None
 
     def prepare(self) -> None:
         """Decode the images to be cached, once, so that the first batch does not wait for them."""
         if not self._prepared:
             self._prepared = True
+            if self._decodes:
+                return
             self.images = self.images.decode_once(epochs=True)
 
     @cached_property
@@ -173,7 +193,8 @@ class ViewLoader:
             if len(ids) > self._rows[0]  # a rank may have no row of a last, smaller batch
         ]
         if self.images.tensor is None or self._pipelines is not None:
-            yield from self._from_files(epoch, steps)
+            read = self._decoded_there if self._decodes else self._from_files
+            yield from read(epoch, steps)
             return
         for ids in steps:
             with timed("decode"):
@@ -204,11 +225,30 @@ class ViewLoader:
                 views = finished_views(read, self._maker, epoch, self.device, self._coloured_on)
             yield batch_of(views, labels_of(self.images, read.ids), read.ids)
 
+    def _decoded_there(self, epoch: int, steps: list[Tensor]) -> Iterator[Batch]:
+        """Yield batches that the GPU decodes (data.decoder=cuda)."""
+        most = allowed_unreadable(self.images, self.config.max_unreadable)
+        if self._files is None:
+            reader = partial(read_files, self.images, most)
+            self._files = WorkerPool(reader, self.workers.number, self.device)
+        reading = self._files.run([(epoch, ids.tolist()) for ids in steps])
+        for read in timed_each("waiting" if self.workers.number else "decode", reading):
+            timed_beside(read.seconds if self.workers.number else 0.0)
+            check_unreadable(read.unreadable, self.images, self.config.max_unreadable)
+            with timed("decode"):
+                found, there = decoded(read, self.images, most, self._coloured_on)
+            self.unreadable |= found.unreadable
+            check_unreadable(self.unreadable, self.images, self.config.max_unreadable)
+            with timed("augment"):
+                views = self._maker.make(there.pixels, found.ids, epoch, there[1:])
+            yield batch_of(views, labels_of(self.images, found.ids), found.ids)
+
     def close(self) -> None:
         """End the worker processes, if there are any; the next epoch starts new ones."""
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
+        for pool in (self._pool, self._files):
+            if pool is not None:
+                pool.close()
+        self._pool = self._files = None
 
 
 def epoch_order(seed: int, epoch: int, number: int, shuffle: Shuffle) -> Int64[Tensor, " images"]:

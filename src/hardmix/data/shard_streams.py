@@ -389,9 +389,10 @@ class ShardLoader:
         views: int | Sequence[ViewKind] = 2,
         parts: int = 1,
         pipelines: tuple[Pipeline, ...] | None = None,
+        compiled: bool = False,
     ) -> None:
         kinds = usual_views(views) if isinstance(views, int) else views
-        self._maker, self._pipelines = ViewMaker(kinds, config, seed), pipelines
+        self._maker, self._pipelines = ViewMaker(kinds, config, seed, compiled), pipelines
         archives = archives_of(config)
         self.steps_per_epoch = steps_of(config.num_images or 0, batch_size)
         self._rows = rows_of(rank, world_size, batch_size, parts).tolist()

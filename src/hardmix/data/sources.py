@@ -38,6 +38,7 @@ from hardmix.data.hugging_face import (
 from hardmix.data.image_files import UnreadableImage, printable
 from hardmix.data.image_set import ImageSet, Split
 from hardmix.data.imagenet100 import SYNSETS
+from hardmix.data.resized_jpegs import with_resized_jpegs
 from hardmix.data.shapes import CLASSES, cached_shapes
 from hardmix.data.shard_streams import is_shards
 from hardmix.data.shards import is_indexed, open_shard_set
@@ -76,6 +77,8 @@ def open_images(
     else:
         images = SOURCES[name].open(config, split, seed)
     images = checked(images, config, seed)
+    if config.resized_jpegs:
+        images = with_resized_jpegs(images, config)
     if images.files is None:
         return images
     return replace(images, cache=_cache_of(images, images.files, config), rows=None)

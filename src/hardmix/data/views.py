@@ -31,14 +31,17 @@ from hardmix.data.colours import (
     apply_colours_,
     blur_,
     channel_statistics,
+    compiled_colours,
     draw_colours,
     flip_,
+    graph_parameters,
     normalise,
     plan_colours,
 )
 from hardmix.data.crops import CROP_DRAWS, CropBoxes, cut_crops, draw_crops, resized_crops
 from hardmix.data.rand_augment import RAND_DRAWS, Operation, rand_stages
 from hardmix.errors import InputError
+from hardmix.runtime.device import send
 from hardmix.runtime.random_numbers import uniform
 from hardmix.settings.config import DataConfig
 from hardmix.settings.named_choices import Augmentation
@@ -82,8 +85,10 @@ class _Recipe(NamedTuple):
 class ViewMaker:
     """Makes the views of all kinds, as a function of (seed, epoch, image, view) alone."""
 
-    def __init__(self, kinds: Sequence[ViewKind], config: DataConfig, seed: int) -> None:
-        self.config, self.seed = config, seed
+    def __init__(
+        self, kinds: Sequence[ViewKind], config: DataConfig, seed: int, compiled: bool = False
+    ) -> None:
+        self.config, self.seed, self.compiled = config, seed, compiled
         self.number = sum(kind.number for kind in kinds)
         self._recipes = [
             _recipe(kind, config, sum(before.number for before in kinds[:place]))
@@ -106,10 +111,23 @@ class ViewMaker:
         images: UInt8[Tensor, "batch channels height width"],
         ids: Int64[Tensor, " batch"],
         epoch: int,
+        sizes: Sequence[Int64[Tensor, " batch"]] | None = None,
     ) -> Views:
-        """Return the views of images of one size, on their device."""
+        """Return the views of images, on their device.
+
+        `sizes` are heights and widths of images that are smaller than the tensor.
+        """
         kinds = (
-            make_views(images, ids, each.config, self.seed, epoch, *each[1:])
+            make_views(
+                images,
+                ids,
+                each.config,
+                self.seed,
+                epoch,
+                *each[1:],
+                compiled=self.compiled,
+                sizes=sizes,
+            )
             for each in self._recipes
         )
         return tuple(view for views in kinds for view in views)
@@ -136,7 +154,16 @@ class ViewMaker:
         """Do the second half, for the result of `crop`, and write the views to `out` if given."""
         places = out or [None] * len(crops)
         kinds = (
-            colour_views(crop, ids, each.config, self.seed, epoch, place, first=each.first)
+            colour_views(
+                crop,
+                ids,
+                each.config,
+                self.seed,
+                epoch,
+                place,
+                first=each.first,
+                compiled=self.compiled,
+            )
             for crop, each, place in zip(crops, self._recipes, places, strict=True)
         )
         return tuple(view for views in kinds for view in views)
@@ -177,8 +204,10 @@ def make_views(
     views: int = 2,
     first: int = 0,
     max_scale: float = 1.0,
+    compiled: bool = False,
+    sizes: Sequence[Int64[Tensor, " batch"]] | None = None,
 ) -> Views:
-    """Return views of images of one size, on their device.
+    """Return views of images, on their device.
 
     Args:
         images: the images.
@@ -189,11 +218,19 @@ def make_views(
         views: number of views.
         first: number of the first view.
         max_scale: most area of a crop, as a fraction of the image.
+        compiled: whether a GPU's colours are compiled.
+        sizes: heights and widths of images that are smaller than the tensor; None if none is.
     """
-    height, width = (torch.full((views * len(ids),), side) for side in images.shape[2:])
+    sides = sizes or [torch.full((len(ids),), side) for side in images.shape[2:]]
+    height, width = (side.repeat(views) for side in sides)
     draws = draw_views(ids, seed, epoch, CROP_DRAWS, views, first)
     boxes = draw_crops(draws, height, width, config.min_scale, max_scale)
     draws = _colour_draws(ids, config, seed, epoch, views, first)
+    if compiled and _compiles(config, images.device):
+        columns = torch.cat([torch.stack(boxes, dim=1).float(), _for_graph(draws, config)], dim=1)
+        sent, sources = send(columns, images.device), images.repeat(views, 1, 1, 1)
+        crops = resized_crops(sources, CropBoxes(*sent[:, :4].unbind(dim=1)), config.image_size)
+        return compiled_colours()(crops, sent[:, 4:], config.augmentation).chunk(views)
     if images.device.type != "cpu":
         plan = _plan(draws, config, images.device, torch.stack(boxes, dim=1))
         sources = images.index_select(0, plan.source.remainder(len(ids)))
@@ -234,10 +271,14 @@ def colour_views(
     epoch: int,
     out: Float32[Tensor, "views batch channels size size"] | None = None,
     first: int = 0,
+    compiled: bool = False,
 ) -> Views:
     """Do the second half, for the result of `crop_views`, and write it to `out` if given."""
     flat = crops.flatten(0, 1)
     draws = _colour_draws(ids, config, seed, epoch, len(crops), first)
+    if compiled and _compiles(config, crops.device):
+        parameters = send(_for_graph(draws, config), crops.device)
+        return compiled_colours()(flat, parameters, config.augmentation).chunk(len(crops))
     if crops.device.type != "cpu":
         plan = _plan(draws, config, crops.device, torch.empty(len(draws), 0))
         pixels = flat.index_select(0, plan.source).float().div_(255)
@@ -285,6 +326,16 @@ def _parameters(draws: Tensor, config: DataConfig) -> ColourParameters:
 
 def _plan(draws: Tensor, config: DataConfig, device: torch.device, more: Tensor) -> DeviceColours:
     return plan_colours(_parameters(draws, config), config.channels, device, more.float())
+
+
+def _compiles(config: DataConfig, device: torch.device) -> bool:
+    """Return whether colours can be compiled: on a GPU, for three channels."""
+    return device.type != "cpu" and config.channels == 3
+
+
+def _for_graph(draws: Tensor, config: DataConfig) -> Tensor:
+    """Return the parameters of `colours_at_once`."""
+    return graph_parameters(_parameters(draws, config))
 
 
 def _coloured_on_device(

@@ -20,6 +20,7 @@ from hardmix.evaluation.accuracy import Accuracy, accuracy_of
 from hardmix.evaluation.evaluated_run import EvaluatedRun, open_evaluated_run, single_view
 from hardmix.evaluation.probe import new_classifier
 from hardmix.runtime.console import progress
+from hardmix.runtime.device import one_launch
 from hardmix.runtime.random_numbers import permutation, seed_of
 from hardmix.settings.config import DataConfig
 from hardmix.settings.evaluations import FinetuneConfig
@@ -78,7 +79,11 @@ def train(evaluated: EvaluatedRun, trunk: nn.Module, config: FinetuneConfig) -> 
     rates = [config.lr, config.classifier_lr]
     groups = [{"params": part.parameters()} for part in model]
     optimizer = torch.optim.SGD(
-        groups, lr=config.lr, momentum=0.9, weight_decay=config.weight_decay
+        groups,
+        lr=config.lr,
+        momentum=0.9,
+        weight_decay=config.weight_decay,
+        fused=one_launch(device),
     )
     data = single_view(evaluated.data, config.min_scale)
     size = min(config.batch_size, len(evaluated.train))

@@ -34,6 +34,7 @@ from hardmix.evaluation.trained_encoder import weights_hash
 from hardmix.runs.checkpoints import optimizer_tensors, share_optimizer
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import Meter, progress, say, warn
+from hardmix.runtime.device import one_launch
 from hardmix.runtime.distributed import (
     add_up,
     broadcast_object,
@@ -222,7 +223,9 @@ def _start(
     loader = ViewLoader(evaluated.train, *options, views=1, keep_last=True)
     settings = [trunk_hash, asdict(config), data.image_size, data.reduce, number]
     name = hashlib.sha256(json.dumps(settings, default=str).encode()).hexdigest()[:12]
-    optimizer = torch.optim.SGD(classifier.parameters(), lr=config.lr, momentum=0.9)
+    optimizer = torch.optim.SGD(
+        classifier.parameters(), lr=config.lr, momentum=0.9, fused=one_launch(device)
+    )
     folder = Run(evaluated.run.path / "linear" / name)
     return ClassifierTraining(classifier, optimizer, loader, folder)
 

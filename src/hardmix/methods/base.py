@@ -30,6 +30,7 @@ from hardmix.runtime.device import Compute, read_together
 from hardmix.runtime.distributed import agree_on_max, data_parallel, share_state
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.methods import METHOD_FACTS, MethodName
+from hardmix.settings.named_choices import Compiled
 
 
 class TrainingPosition(NamedTuple):
@@ -153,10 +154,10 @@ class Method(nn.Module):
         """Return a network for use in a step, with gradients averaged over processes."""
         return self._shared[name] if name in self._shared else self.networks()[name]
 
-    def compile_parts(self, also_loss: bool) -> None:  # noqa: ARG002
+    def compile_parts(self, what: Compiled) -> None:
         """Compile the networks by torch.compile; a subclass may compile its loss too."""
         for network in self.networks().values():
-            network.compile()
+            network.compile(**compile_options(what))
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return parameter groups for torch's optimizers; "lr_factor" scales the learning rate."""
@@ -231,6 +232,11 @@ class Method(nn.Module):
     ) -> tuple[Contrast, MixPlan | None]:
         """Contrast images with the `memory` at the end of training, for methods that have one."""
         raise NotImplementedError
+
+
+def compile_options(what: Compiled) -> dict[str, str]:
+    """Return torch.compile's options for an encoder: CUDA graphs, if train.compile=graphs."""
+    return {"mode": "reduce-overhead"} if what == "graphs" else {}
 
 
 def method_class(name: MethodName) -> type[Method]:

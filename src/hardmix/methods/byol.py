@@ -80,6 +80,7 @@ class Byol(Method):
         device = materials.compute.device
         self.online = cast("Online", synchronise_batch_norm(online, device))
         self.target = synchronise_batch_norm(target.requires_grad_(False), device)
+        self._both: tuple[list[Tensor], list[Tensor]] | None = None
 
     @property
     def trunk(self) -> nn.Module:  # type: ignore[override]
@@ -94,12 +95,12 @@ class Byol(Method):
     def begin_step(self, at: TrainingPosition) -> None:
         """Move the target towards the online network, with a momentum that rises to 1."""
         momentum = target_momentum(self.config.model.key_momentum, at.progress)
-        followed: list[Tensor] = [
-            *self.online.trunk.parameters(),
-            *self.online.projector.parameters(),
-        ]
+        if self._both is None:  # walking through all modules takes longer than the update
+            trunk, projector = self.online.trunk, self.online.projector
+            followed: list[Tensor] = [*trunk.parameters(), *projector.parameters()]
+            self._both = list(self.target.parameters()), followed
         with timed("key"):
-            torch._foreach_lerp_(list(self.target.parameters()), followed, 1 - momentum)
+            torch._foreach_lerp_(*self._both, 1 - momentum)
 
     def loss(self, part: Batch, at: TrainingPosition) -> ByolOutcome:  # noqa: ARG002
         """Return the symmetric regression loss, with each view in a batch of its own."""

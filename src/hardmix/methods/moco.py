@@ -20,6 +20,7 @@ from hardmix.methods.base import (
     StepOutcome,
     TrainingPosition,
     check_embeddings,
+    compile_options,
 )
 from hardmix.methods.clusters import ImageClusters
 from hardmix.methods.contrast_measures import ContrastOutcome, describe_contrast, hardness_of
@@ -29,13 +30,19 @@ from hardmix.mixing.infonce import Contrast
 from hardmix.mixing.loss import MochiLoss
 from hardmix.mixing.plans import MixPlan
 from hardmix.mixing.queue import UNKNOWN, MemoryQueue
-from hardmix.models.encoders import QueryKeyPair, ShuffledImages, encode_keys
-from hardmix.runtime.distributed import gather_batch, together, world_size
+from hardmix.models.encoders import (
+    QueryKeyPair,
+    ShuffledImages,
+    encode_keys,
+    shuffled_rows,
+    shuffling_groups,
+)
+from hardmix.runtime.distributed import gather_batch, together
 from hardmix.runtime.profile import timed
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.methods import jigsaw_sizes
-from hardmix.settings.named_choices import QueueStart
+from hardmix.settings.named_choices import Compiled, QueueStart
 
 
 class Moco(Method):
@@ -50,6 +57,7 @@ class Moco(Method):
         if config.loss.jigsaw:
             encoder = JigsawEncoder(encoder, model.dim, model.head)
         self.pair = QueryKeyPair(encoder, model.key_momentum, model.key_bn_splits)
+        self._shuffled_among = shuffling_groups(model)
         start: QueueStart = "random" if train.queue_start == "random" else "empty"
         generator = torch.Generator().manual_seed(seed_of("queue", train.seed))
         self.memory = MemoryQueue(train.queue_size, model.dim, start=start, generator=generator)
@@ -75,11 +83,11 @@ class Moco(Method):
         """Return the query encoder; the key encoder follows by momentum."""
         return {"query": self.pair.query}
 
-    def compile_parts(self, also_loss: bool) -> None:
+    def compile_parts(self, what: Compiled) -> None:
         """Compile both encoders and perhaps the loss."""
-        super().compile_parts(also_loss)
-        self.pair.key.compile()
-        if also_loss:
+        super().compile_parts(what)
+        self.pair.key.compile(**compile_options(what))
+        if what != "encoders":
             self._contrast = torch.compile(_contrast)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -231,7 +239,7 @@ class Moco(Method):
         """Return an order of the global batch, which is the same on every rank."""
         seed = seed_of("shuffle", self.config.train.seed, at.step, at.part, 0)
         generator = torch.Generator().manual_seed(seed)
-        return torch.randperm(number * world_size(), generator=generator)
+        return shuffled_rows(number, self._shuffled_among, generator)
 
 
 def _contrast(loss: MochiLoss, *embeddings: Any, **options: Any) -> tuple[Contrast, MixPlan | None]:

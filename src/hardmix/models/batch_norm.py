@@ -37,6 +37,17 @@ def batch_norms(module: nn.Module) -> list[_BatchNorm]:
     return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
 
 
+def count_on_host(module: nn.Module) -> None:
+    """Keep the number of batches that every batch norm has seen on the host.
+
+    Each count would be a launch: one for every layer, and for every group of the keys. A layer
+    without a momentum, which reads it, would wait for the GPU.
+    """
+    for norm in batch_norms(module):
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked = norm.num_batches_tracked.cpu()
+
+
 def freeze_statistics(module: nn.Module) -> None:
     """Make every batch norm in `module` use its running statistics for good, in training too.
 

@@ -6,7 +6,7 @@ groups that are drawn again at every step, over several processes or within one.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from hardmix.errors import InputError
 from hardmix.models.backbones import build_backbone, feature_width
 from hardmix.models.batch_norm import batch_norms, split_batch_norm
-from hardmix.runtime.distributed import Exchange, world_size
+from hardmix.runtime.distributed import Exchange, ranks_by_host, world_size
 from hardmix.settings.config import ModelConfig
 from hardmix.settings.named_choices import Head
 
@@ -111,6 +111,7 @@ class QueryKeyPair(nn.Module):
             key_bn_splits == 1 and world_size() == 1 and bool(batch_norms(self.key))
         )
         """Whether batch normalisation can give the answer away; see `UNSPLIT_WARNING`."""
+        self._both: tuple[list[Tensor], list[Tensor]] | None = None
 
     @torch.no_grad()
     def update_key(self) -> None:
@@ -118,9 +119,9 @@ class QueryKeyPair(nn.Module):
 
         Computed as key + (1 - m) * (query - key): equal parameters stay equal.
         """
-        torch._foreach_lerp_(
-            list(self.key.parameters()), list(self.query.parameters()), 1 - self.momentum
-        )
+        if self._both is None:  # walking through all modules takes longer than the update
+            self._both = list(self.key.parameters()), list(self.query.parameters())
+        torch._foreach_lerp_(*self._both, 1 - self.momentum)
 
 
 def _splits_here(splits: int) -> int:
@@ -163,6 +164,38 @@ def encode_keys(
         return ShuffledImages(images, permutation).encode(key_encoder)
     keys: Tensor = key_encoder(images)
     return keys
+
+
+def shuffled_rows(
+    number: int, groups: Sequence[Sequence[int]], generator: torch.Generator
+) -> Int[Tensor, " all"]:
+    """Return an order of the batch of all processes in which rows stay within their group of ranks.
+
+    `number` is that of the rows of each process. One group is MoCo's shuffled batch norm.
+    """
+    order = torch.empty(number * sum(map(len, groups)), dtype=torch.int64)
+    for ranks in groups:
+        rows = (number * torch.tensor(ranks)[:, None] + torch.arange(number)).flatten()
+        order[rows] = rows[torch.randperm(len(rows), generator=generator)]
+    return order
+
+
+def shuffling_groups(config: ModelConfig) -> list[list[int]]:
+    """Return the groups of ranks among which keys are shuffled; all ranks must call this together.
+
+    Raise InputError if a process would normalise its keys with the statistics of its own queries.
+    """
+    if config.key_shuffle == "all":
+        return [list(range(world_size()))]
+    groups = ranks_by_host()
+    alone = [ranks[0] for ranks in groups if len(ranks) == 1]
+    if alone and world_size() > 1 and _splits_here(config.key_bn_splits) == 1:
+        raise InputError(
+            f"model.key_shuffle=node, but rank {alone[0]} is the only process of its node: its"
+            " keys would be normalised with the same images as their queries, which gives the"
+            " answer away; start at least two processes on each node, or choose all."
+        )
+    return groups
 
 
 def shuffle_across(

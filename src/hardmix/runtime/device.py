@@ -79,6 +79,14 @@ def send(tensor: Shaped[Tensor, "..."], device: torch.device) -> Shaped[Tensor, 
     return pinned.to(device, non_blocking=True)
 
 
+def one_launch(device: torch.device) -> bool | None:
+    """Return `fused` of an optimizer of an evaluation: one launch on a GPU, as before on a CPU.
+
+    On a CPU it would round differently.
+    """
+    return True if device.type == "cuda" else None
+
+
 class Late:
     """Numbers being copied to the host, to be read later without stalling the GPU."""
 

@@ -6,6 +6,7 @@ others by gloo: in the default group if it takes both, otherwise, as in a progra
 `init_process_group("nccl")`, in a gloo group of our own. rendezvous.py connects the processes.
 """
 
+import socket
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -156,6 +157,25 @@ def agree_on_max(value: int) -> int:
     return int(agreed)
 
 
+class Agreement:
+    """The highest of all ranks' numbers, which they agree on in the background.
+
+    All ranks must make theirs at the same place, and read all of them.
+    """
+
+    def __init__(self, value: int) -> None:
+        self._value, self._work = torch.tensor([value]), None
+        if world_size() > 1:
+            highest, group = torch.distributed.ReduceOp.MAX, group_for(self._value.device)
+            self._work = torch.distributed.all_reduce(self._value, highest, group, async_op=True)
+
+    def read(self) -> int:
+        """Return the number; wait until all ranks have sent theirs."""
+        if self._work is not None:
+            self._work.wait()
+        return int(self._value)
+
+
 def meet() -> None:
     """Wait for all ranks, before a call between GPUs that would wait forever for a lost one.
 
@@ -235,6 +255,7 @@ def wrap(
             device_ids,
             broadcast_buffers=False,
             find_unused_parameters=unused,
+            gradient_as_bucket_view=True,  # gradients are summed where they are, without a copy
             process_group=group_for(device),
         )
 
@@ -292,6 +313,12 @@ def _unused_parameters(module: nn.Module, *example: Tensor) -> bool:
 
 def _running() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def ranks_by_host() -> list[list[int]]:
+    """Return the ranks of every node, by the names of the hosts; sent between CPUs."""
+    hosts = gather_objects(socket.gethostname())
+    return [[i for i, each in enumerate(hosts) if each == host] for host in dict.fromkeys(hosts)]
 
 
 class Exchange:

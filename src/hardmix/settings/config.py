@@ -22,7 +22,9 @@ from hardmix.settings.named_choices import (
     CacheMode,
     Compiled,
     DataName,
+    Decoder,
     Head,
+    KeyShuffle,
     OnNan,
     OptimizerName,
     Precision,
@@ -75,6 +77,14 @@ class DataConfig:
     reduce: bool = setting(False, name="reduced images", later=True)
     """Shrink images while reading them, to a shorter side of at most twice data.image_size: large
     photographs are decoded several times faster, to different pixels."""
+    resized_jpegs: bool = setting(False, name="resized JPEGs", later=True)
+    """Read images from JPEGs whose shorter side is 256 pixels, of quality 90, which are made once
+    and kept in one file of the cache folder: decoded in six tenths of the time, to other pixels.
+    For sets that are too large to be kept decoded, such as ImageNet (34 GB)."""
+    decoder: Decoder = setting("cpu", name="JPEG decoder", later=True)
+    """The decoder of JPEGs while training: worker processes, or the GPU, for machines with few
+    cores for each; needs hardmix[jpeg]. Random numbers stay the same, pixels differ by rounding.
+    Evaluations always use the CPU."""
     frames_per_second: float = setting(1.0, later=True)
     """Frames per second of a video that are used as images, at most 1,000; needs
     hardmix[video]."""
@@ -137,7 +147,9 @@ class ModelConfig:
     key_bn_splits: int = setting(4, name="key batch-norm groups")
     """Groups of the key encoder's batch normalisation on one process, in place of shuffled batch
     norm over as many GPUs. With 1, the batch statistics give the answer away."""
-
+    key_shuffle: KeyShuffle = setting("all", later=True, name="shuffled batch norm")
+    """Processes among which images are shuffled for the keys' batch norm: all of them, as in MoCo,
+    or those of the same node, so that no image is sent from node to node."""
     statistics: Statistics = setting("auto", later=True, name="batch-norm statistics")
     """Means and variances of the trunk's batch norm: moving with the batches, or frozen as the
     weights of model.init have them. auto: frozen with model.init. Moving ones drift away from good
@@ -340,8 +352,9 @@ class TrainConfig:
     cpu."""
     compile: Compiled = setting("no", resume=True, identity=False)
     """Parts that torch.compile compiles. `all` includes the loss, but only for the methods
-    moco-v1, moco-v2, mochi, unmix, co2 and pcl. Takes minutes at the start; worthwhile on GPUs,
-    not on CPUs."""
+    moco-v1, moco-v2, mochi, unmix, co2 and pcl. `graphs` also records the encoders as CUDA graphs,
+    for steps in which the GPU waits for the host: few images, a fast GPU. Takes minutes at the
+    start; worthwhile on GPUs, not on CPUs."""
     deterministic: bool = setting(False, resume=True, identity=False)
     """Use PyTorch's deterministic algorithms, so that a run on the same kind of GPU repeats bit
     for bit; slower. Runs on a CPU repeat without it."""

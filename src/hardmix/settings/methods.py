@@ -244,7 +244,7 @@ METHOD_FACTS: dict[MethodName, MethodFacts] = {
         "BYOL",
         "byol.Byol",
         ByolOptions,
-        (*NO_NEGATIVES, "model.head", "model.key_bn_splits"),
+        (*NO_NEGATIVES, "model.head", "model.key_bn_splits", "model.key_shuffle"),
         no_mixing="BYOL has no negatives to mix",
         passes=8,
     ),

@@ -85,6 +85,9 @@ CacheMode = Literal["auto", "memory", "file", "off"]
 """Places for decoded images. "auto": in memory if they fit, in a file if decoding is slow; later
 commands use the file too."""
 
+Decoder = Literal["cpu", "cuda"]
+"""Decoders of JPEGs while training: worker processes, or the GPU (torchcodec and nvJPEG)."""
+
 KMeans = Literal["auto", "sklearn", "faiss"]
 """Libraries of PCL's k-means."""
 
@@ -99,5 +102,8 @@ TRUNK_LR = 0.1
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Statistics = Literal["auto", "moving", "frozen"]
 OnNan = Literal["stop", "skip"]
-Compiled = Literal["no", "encoders", "all"]
-"""Parts that torch.compile compiles: none, the encoders, or the encoders and the loss."""
+KeyShuffle = Literal["all", "node"]
+"""Processes among which images are shuffled for the key encoder's batch norm."""
+Compiled = Literal["no", "encoders", "all", "graphs"]
+"""Parts that torch.compile compiles: none, the encoders, or the encoders and the loss; "graphs" is
+"all" with the encoders' kernels recorded as CUDA graphs, which a GPU starts without the host."""

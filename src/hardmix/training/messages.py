@@ -208,7 +208,8 @@ def describe_start(
         rows.append(["head", f"{config.model.head}, {config.model.dim} dimensions"])
     if config.uses("model.key_bn_splits"):
         groups = max(config.model.key_bn_splits, world_size())
-        rows.append(["key batch norm", f"{groups} groups, normalised separately"])
+        where = ", shuffled within each node" if config.model.key_shuffle == "node" else ""
+        rows.append(["key batch norm", f"{groups} groups, normalised separately{where}"])
     rows.append(["folder", str(run.path)])
     table(f"hardmix pretrain {config.recipe}", ["setting", "value"], rows)
 

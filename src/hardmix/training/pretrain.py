@@ -225,8 +225,12 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
     started, images = time.perf_counter(), 0
     start_steps()
     for batch in loader.epoch(epoch, training.position):
-        # All processes have their images here: a failed disk is noticed before a GPU waits.
-        pause(training)
+        # All processes have their images here: a failed disk is noticed before the host waits for
+        # a GPU that waits for a process without images, as it does where numbers are logged.
+        following = training.step + 1
+        logged = following % config.train.log_every == 0
+        logged = logged or training.position + 1 == loader.steps_per_epoch
+        pause(training, at_once=not training.late or logged)
         loss = take_step(training, batch, epoch)
         training.losses += [] if loss is None else [loss]
         training.step += 1

@@ -12,7 +12,7 @@ from hardmix.data.own_views import Pipeline
 from hardmix.errors import InputError
 from hardmix.evaluation.knn import open_knn_images
 from hardmix.methods.base import Materials, Method, OwnMixing, build_method, method_class
-from hardmix.models.batch_norm import freeze_statistics
+from hardmix.models.batch_norm import count_on_host, freeze_statistics
 from hardmix.models.encoders import UNSPLIT_WARNING
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import warn
@@ -52,6 +52,7 @@ def prepare(
     `listed` are the run's images, if they were opened earlier with other settings.
     """
     compute = choose_compute(config.train.device, config.train.precision)
+    check_graphs(config, compute.device)
     check_queue_fits(config, memory_of(compute.device))
     logs = open_logs(config, own.on_log)
     if own.images is not None:
@@ -81,6 +82,8 @@ def prepare(
     method = _method_of(config, run, materials)
     meet()  # a process that could not build its method is noticed before the others wait on GPUs
     method.distribute()
+    if compute.device.type != "cpu" and config.train.compile == "no":
+        count_on_host(method)  # now, as some versions of DDP send all buffers once, by NCCL
     optimizer = build_optimizer(method.parameter_groups(), config.optimizer)
     late = judged_late(compute.device)
     return Training(
@@ -112,7 +115,7 @@ def _method_of(config: PretrainConfig, run: Run, materials: Materials) -> Method
             if isinstance(trunk := getattr(part, "trunk", None), nn.Module):
                 freeze_statistics(trunk)
     if config.train.compile != "no":
-        method.compile_parts(also_loss=config.train.compile == "all")
+        method.compile_parts(config.train.compile)
     return method
 
 
@@ -133,6 +136,15 @@ def check_own(images: ImageSet, config: DataConfig) -> None:
         raise InputError(
             f"{images.name} has the label {int(labels.max())} but {len(classes)} classes: name"
             " every class, counting labels from 0."
+        )
+
+
+def check_graphs(config: PretrainConfig, device: torch.device) -> None:
+    """Raise InputError if CUDA graphs are asked for without CUDA."""
+    if config.train.compile == "graphs" and device.type != "cuda":
+        raise InputError(
+            f"train.compile=graphs records CUDA graphs, which train.device={device} does not have:"
+            " choose all, encoders or no."
         )
 
 

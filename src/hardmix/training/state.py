@@ -35,6 +35,7 @@ from hardmix.runs.reading import number
 from hardmix.runtime.console import say, warn
 from hardmix.runtime.device import Compute, Late
 from hardmix.runtime.distributed import (
+    Agreement,
     agree_on_max,
     broadcast,
     broadcast_object,
@@ -191,6 +192,8 @@ class Training:
     """Steps done in the current epoch."""
     losses: list[Tensor] = field(default_factory=list)
     """This rank's losses since the last line of metrics.jsonl."""
+    agreement: Agreement | None = None
+    """The ranks' requests before the last step, if nobody has read them yet."""
     kept: list[Tensor] = field(default_factory=list)
     """Similarities of the same steps on this rank, (numbers, queries) each: the proxy task."""
     ranks: Tensor | None = None
@@ -209,13 +212,21 @@ class Training:
     writer: CheckpointWriter = field(default_factory=CheckpointWriter)
 
 
-def pause(training: Training) -> None:
-    """Save or stop between two steps, if the clock or a signal on any rank asks for it."""
+def pause(training: Training, *, at_once: bool = True) -> None:
+    """Save or stop between two steps, if the clock or a signal on any rank asks for it.
+
+    Unless `at_once`, the requests of all ranks are read a step later, so that nobody waits for the
+    network while a GPU has work.
+    """
     minutes = training.config.train.save_minutes
     due = bool(minutes) and time.monotonic() - training.saved_at > 60 * minutes and is_main()
     report_checkpoint(training, wait=False)
     gone = GONE if not training.run.is_in_place() else 0
-    request = agree_on_max(gone or (STOP if training.stop else SAVE if due else 0))
+    asked = Agreement(gone or (STOP if training.stop else SAVE if due else 0))
+    before, training.agreement = training.agreement, asked
+    request = 0 if before is None else before.read()
+    if at_once or request or world_size() == 1:
+        request, training.agreement = max(request, asked.read()), None
     end_if_gone(request, training.run, training.step)
     if request:
         save_checkpoint(training)

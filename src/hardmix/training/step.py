@@ -104,6 +104,8 @@ def attempt(
     training.snapshot.note(at.step)
     seed_own_randomness(training)
     training.optimizer.zero_grad()
+    if training.config.train.compile == "graphs":
+        torch.compiler.cudagraph_mark_step_begin()  # results of the last step may be overwritten
     scale = None if training.scaler is None else training.scaler.scale
     try:
         return compute_gradients(training.method, batch, at, scale), None

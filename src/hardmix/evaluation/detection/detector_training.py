@@ -37,7 +37,7 @@ from hardmix.models.batch_norm import batch_norms, synchronise_batch_norm
 from hardmix.runs.checkpoints import optimizer_tensors, share_optimizer
 from hardmix.runs.folder import Run
 from hardmix.runtime.console import Meter, say, warn
-from hardmix.runtime.device import Compute, Late, read_together, send
+from hardmix.runtime.device import Compute, Late, one_launch, read_together, send
 from hardmix.runtime.distributed import (
     add_up,
     broadcast_object,
@@ -109,7 +109,8 @@ def build_optimizer(detector: nn.Module, config: DetectionConfig) -> torch.optim
         {"params": others, "weight_decay": config.weight_decay},
         {"params": norms, "weight_decay": 0.0},
     ]
-    return torch.optim.SGD(groups, lr=config.lr, momentum=MOMENTUM)
+    fused = one_launch(others[0].device)
+    return torch.optim.SGD(groups, lr=config.lr, momentum=MOMENTUM, fused=fused)
 
 
 def learning_rate(config: DetectionConfig, step: int) -> float:
