@@ -185,7 +185,7 @@ class ExploreOptions:
     """Smallest cosine similarity of near-duplicates' features, after subtracting the mean."""
     edges: float = 0.9
     """Smallest cosine similarity of near-duplicates' edges at 16 x 16 pixels."""
-    queries: tuple[Path, ...] = ()
+    queries: tuple[Path | str, ...] = ()
     """Other images to find neighbours of."""
     seed: int = 0
     """Seed of the clustering."""
@@ -293,7 +293,7 @@ def explore_run(
     run, options = Path(run), options or ExploreOptions()
     data = data or Run.open(run).config().data
     encoder = load_encoder(run, or_checkpoint=True)
-    asked = [_features_of_file(encoder, file) for file in options.queries]
+    asked = [_features_of_file(encoder, Path(file)) for file in options.queries]
     features, images = features_of(run, data, encoder)
     if len(features.ids) > MOST_IMAGES:
         raise InputError(
@@ -409,7 +409,7 @@ def _mislabelled(
 
 
 def _queries(
-    files: tuple[Path, ...],
+    files: tuple[Path | str, ...],
     asked: list[Float32[Tensor, " dim"]],
     vectors: Float32[Tensor, "n dim"],
     mean: Float32[Tensor, " dim"],
@@ -421,7 +421,7 @@ def _queries(
     near = neighbours(vectors, VOTERS, queries=torch.stack(asked) - mean)
     pairs = zip(files, near.indices, near.similarities, strict=True)
     return [
-        OutsideImage(printable(file), picture_of(file, channels, tile), indices, similarities)
+        OutsideImage(printable(file), picture_of(Path(file), channels, tile), indices, similarities)
         for file, indices, similarities in pairs
     ]
 
