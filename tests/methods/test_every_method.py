@@ -113,7 +113,8 @@ TOGETHER = [name for name in OTHERS if name not in ("cmc", "pcl")]
 def shared(name):
     """SGD at a low rate: LARS at 2.0 would make rounding visible after six steps."""
     sgd = {"name": "sgd", "lr": 0.03, "warm_up_epochs": 0}
-    return small(name, mixed=name in MIXED, model={"key_bn_splits": 2}, optimizer=sgd)
+    model, train = {"key_bn_splits": 2}, {"probe": True}
+    return small(name, mixed=name in MIXED, model=model, optimizer=sgd, train=train)
 
 
 def train_all(folder):

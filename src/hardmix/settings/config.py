@@ -362,6 +362,9 @@ class TrainConfig:
     """Steps between lines of metrics.jsonl."""
     knn_every: int = setting(10, resume=True, identity=False)
     """Epochs between measurements of the k-NN accuracy, if the images have labels; 0: never."""
+    probe: bool = setting(False, resume=True, identity=False, later=True)
+    """Train a linear classifier on the trunk's features beside the method, from the labels, and log
+    its accuracy on each batch before it learns from it. The encoder is not affected."""
     verdict: bool = setting(True, resume=True, identity=False, later=True)
     """At the end, compare the encoder with the untrained network, raw pixels, a colour histogram
     and the weights it started from."""
