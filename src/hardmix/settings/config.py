@@ -90,7 +90,7 @@ class DataConfig:
     hardmix[video]."""
     max_pixels: int = 89_000_000
     """Images with more pixels than this are treated as unreadable."""
-    max_unreadable: float = setting(0.01, resume=True, identity=False)
+    max_unreadable: float = setting(0.05, resume=True, identity=False)
     """Fraction of the images that may be unreadable. These are skipped and reported; any more
     stop the run."""
     shuffle: Shuffle = setting("full", later=True)

@@ -159,6 +159,7 @@ def told_by_colour(pictures: list[Tensor]) -> float:
     By chance it is 0.005 for 200 images. If it is near 1, every image has colours of its own, and
     colour changes remove what distinguishes the images.
     """
+    pictures = [picture for picture in pictures if picture.shape[2] >= 2]  # those with two halves
     if len(pictures) < 2:
         return 0.0
     widths = [picture.shape[2] // 2 for picture in pictures]
