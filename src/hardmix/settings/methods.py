@@ -81,6 +81,11 @@ def jigsaw_sizes(image_size: int) -> tuple[int, int]:
     return 3 * round(image_size * 85 / 224), max(8, round(image_size * 64 / 224))
 
 
+def small_crop_size(image_size: int) -> int:
+    """Return the pixels of a small crop of data.small_crops: SwAV's 96 for 224."""
+    return max(8, round(image_size * 96 / 224))
+
+
 @dataclass(frozen=True, kw_only=True)
 class PirlOptions(MethodOptions):
     """PIRL's bank and jigsaw."""
@@ -201,15 +206,16 @@ NO_NEGATIVES = (
     "train.queue_*",
     "train.exclude_same_image",
     "train.temperature",
+    "data.small_crops",
 )
 """Settings not used by methods without negatives."""
 NO_KEYS = ("model.head", "model.dim", "model.key_*")
 """Settings not used by methods without a key encoder and a head."""
 
-NO_JIGSAW = ("loss.jigsaw",)
+NO_FURTHER_QUERIES = ("loss.jigsaw", "data.small_crops")
 """Settings not used by methods other than MoCo and MoCHi."""
 
-NO_PAIR = ("model.key_*", "train.queue_start", "train.exclude_same_image", *NO_JIGSAW)
+NO_PAIR = ("model.key_*", "train.queue_start", "train.exclude_same_image", *NO_FURTHER_QUERIES)
 """Settings not used by methods without a key encoder whose keys are queued."""
 
 METHOD_FACTS: dict[MethodName, MethodFacts] = {
@@ -220,13 +226,13 @@ METHOD_FACTS: dict[MethodName, MethodFacts] = {
         "SimCLR", "simclr.SimClr", unused=(*NO_PAIR, "train.queue_size"), passes=6, whole_batch=True
     ),
     "unmix": MethodFacts(
-        "MoCo-v2 + Image Mixture", "unmix.Unmix", UnmixOptions, NO_JIGSAW, passes=7
+        "MoCo-v2 + Image Mixture", "unmix.Unmix", UnmixOptions, NO_FURTHER_QUERIES, passes=7
     ),
-    "co2": MethodFacts("MoCo-v2 + CO2", "co2.Co2", Co2Options, NO_JIGSAW),
+    "co2": MethodFacts("MoCo-v2 + CO2", "co2.Co2", Co2Options, NO_FURTHER_QUERIES),
     "instdis": MethodFacts("InstDis", "instdis.InstDis", InstDisOptions, NO_PAIR, passes=3),
     "pirl": MethodFacts("PIRL", "pirl.Pirl", PirlOptions, NO_PAIR, passes=5.2),
     "cmc": MethodFacts("CMC", "cmc.Cmc", CmcOptions, NO_PAIR, passes=1.5),
-    "pcl": MethodFacts("PCL", "pcl.Pcl", PclOptions, NO_JIGSAW, passes=5),
+    "pcl": MethodFacts("PCL", "pcl.Pcl", PclOptions, NO_FURTHER_QUERIES, passes=5),
     "swav": MethodFacts(
         "SwAV",
         "swav.Swav",
