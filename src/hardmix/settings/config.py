@@ -73,7 +73,7 @@ class DataConfig:
     """Smallest area of a random crop, as a fraction of the image."""
     small_crops: int = setting(0, later=True, label="{} small crops")
     """Small crops of each image beside the two views, for MoCo and MoCHi: further queries for the
-    image's key (multi-crop, as in SwAV). They have 96 pixels for a data.image_size of 224, and cover
+    image's key (multi-crop, as in SwAV). They have 96 pixels for a data.image_size of 224 and cover
     5 % to 14 % of the image; data.min_scale is then usually 0.14."""
     views: str | None = setting(None, name="own views", later=True, code=True)
     """'mypackage:make_views': your own function that returns a torchvision v2 or albumentations
