@@ -444,10 +444,11 @@ class PretrainConfig:
             raise InputError(f"minutes={self.minutes} must be between 0.01 and 1000000.")
         _check_method(self)
         in_batch = self.mixes and not self.uses("train.queue_size")
-        if in_batch and self.mix.num_hardest > 2 * self.train.batch_size - 2:
+        negatives = METHOD_FACTS[self.method].batch_negatives * (self.train.batch_size - 1)
+        if in_batch and self.mix.num_hardest > negatives:
             raise InputError(
                 f"mix.num_hardest={self.mix.num_hardest} exceeds the"
-                f" {2 * self.train.batch_size - 2} other views of a batch"
+                f" {negatives} other views of a batch"
                 f" (train.batch_size={self.train.batch_size}): lower mix.num_hardest or raise"
                 " train.batch_size."
             )

@@ -38,6 +38,19 @@ class ByolOptions(MethodOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MocoV3Options(MethodOptions):
+    """MoCo v3's projector, predictor and patches."""
+
+    hidden: int = setting(4096, name="hidden units")
+    """Hidden units of projector and predictor."""
+    freeze_patches: bool = setting(True, name="frozen patch projection")
+    """Keep the random patch projection of a Vision Transformer, which makes training stable."""
+
+    def __post_init__(self) -> None:
+        check_at_least(self, "moco-v3", hidden=1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Co2Options(MethodOptions):
     """CO2's consistency term."""
 
@@ -193,6 +206,8 @@ class MethodFacts:
     its cost. MoCo's 4 are a query's 3 and a key's 1."""
     whole_batch: bool = False
     """Whether its loss compares the images of a batch, which train.accumulate would divide."""
+    batch_negatives: int = 2
+    """Negatives that every other image of the batch gives, for methods without a queue or bank."""
 
     def uses(self, setting: str) -> bool:
         """Return whether the method uses a shared setting, given by its dotted name."""
@@ -253,6 +268,21 @@ METHOD_FACTS: dict[MethodName, MethodFacts] = {
         (*NO_NEGATIVES, "model.head", "model.key_bn_splits", "model.key_shuffle"),
         no_mixing="BYOL has no negatives to mix",
         passes=8,
+    ),
+    "moco-v3": MethodFacts(
+        "MoCo-v3",
+        "moco_v3.MocoV3",
+        MocoV3Options,
+        (
+            *(name for name in NO_PAIR if name != "model.key_*"),
+            "train.queue_size",
+            "model.head",
+            "model.key_bn_splits",
+            "model.key_shuffle",
+        ),
+        passes=8,
+        whole_batch=True,
+        batch_negatives=1,
     ),
     "supervised": MethodFacts(
         "supervised", "supervised.Supervised", unused=(*NO_NEGATIVES, *NO_KEYS), passes=3
