@@ -141,3 +141,15 @@ def test_presets_are_the_authors():
     assert vit.model.backbone == "timm:vit_small_patch16_224"
     mochi = RECIPES["imagenet1k"].build("mochi", False)
     assert for_backbone(mochi, "resnet18").optimizer == mochi.optimizer
+
+
+def test_syncos_points_join_too():
+    config = small("moco-v3", mixed=True)
+    counts = {"num_extrapolated": 4, "num_noisy": 2, "num_perturbed": 2, "num_adversarial": 2}
+    mix = dataclasses.replace(config.mix, strategy="synco", **counts)
+    method = build_method(
+        dataclasses.replace(config, mix=mix), Materials(choose_compute("cpu", "fp32"))
+    )
+    outcome = method.loss(batch_of(), AT)
+    assert outcome.contrast.synthetic.shape == (16, 8 + 4 + 4 + 2 + 2 + 2)
+    outcome.loss.backward()
