@@ -106,8 +106,9 @@ def other_value(file, data, generator):
 
 def _changed(content, value, generator):
     """Return the content with one value replaced, at any depth."""
-    places = content if isinstance(content, dict) else range(len(content or ()))
-    places = list(places) if isinstance(content, dict | list) else []
+    places = []
+    if isinstance(content, dict | list):
+        places = list(content) if isinstance(content, dict) else list(range(len(content)))
     if not places or generator.random() < 0.1:
         return value
     place = generator.choice(places)

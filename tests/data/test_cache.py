@@ -330,6 +330,15 @@ def test_without_room_it_works_without_and_says_so(small, when, monkeypatch, cap
     assert not list(cache_folder().glob(".*.tmp"))
 
 
+@pytest.mark.parametrize("mode", ["auto", "file"])
+def test_a_cache_folder_that_cannot_be_looked_at_is_not_used(small, mode, monkeypatch):
+    # A name that is too long fails as a folder without permissions does, for root as well.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(small / ("x" * 300)))
+    kept, _ = epoch(config(small, cache=mode))
+    without, _ = epoch(config(small, cache="off"))
+    assert_same(kept, without)
+
+
 def test_a_damaged_file_is_never_other_images(small):
     options = config(small, cache="file")
     images = open_images(options)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hardmix.data.batches import Batch
+from hardmix.data.batches import Batch, allowed_unreadable, check_unreadable
 from hardmix.data.colours import channel_statistics
 from hardmix.data.crops import evaluation_crop
 from hardmix.data.image_set import ImageSet
@@ -198,8 +198,18 @@ def test_many_broken_files_pass_only_if_allowed(in_files):
     loader = loader_of(in_files, lenient)
     seen = torch.cat([batch.ids for batch in loader.epoch(0)])
     assert not {3, 4, 5} & set(seen.tolist())
-    with pytest.raises(InputError, match=r"2 of 22 images .*data\.max_unreadable=0\.01"):
+    with pytest.raises(InputError, match=r"2 of 22 images .*data\.max_unreadable=0\.05"):
         list(loader_of(in_files).epoch(0))
+
+
+def test_two_broken_files_of_a_hundred_are_skipped_and_none_if_none_may_be():
+    images = ImageSet("files", None, None, files=("a.png",) * 103)
+    share = DataConfig().max_unreadable
+    assert allowed_unreadable(images, share) == 5
+    assert allowed_unreadable(images.subset(3, 0), share) == 1
+    assert allowed_unreadable(images, 0.0) == 0
+    with pytest.raises(InputError, match=r"raise --data\.max-unreadable"):
+        check_unreadable(dict.fromkeys(range(6), "a.png: empty"), images, share)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

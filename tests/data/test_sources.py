@@ -383,6 +383,14 @@ def test_bad_test_images(tmp_path):
         open_images(DataConfig(name="shapes", image_size=32, test=str(other)), "test")
 
 
+@pytest.mark.parametrize("name", ["a.png", "a.mp4", "a"])
+def test_one_image_is_not_a_list(tmp_path, name):
+    (tmp_path / name).write_bytes(b"\x89PNG\r\n\x00\xff")
+    with pytest.raises(InputError, match="is not a list of images but one binary file") as caught:
+        open_images(at(tmp_path / name))
+    assert "udc" not in str(caught.value)
+
+
 def test_bad_lists(tmp_path):
     (tmp_path / "blank.txt").write_text("\n\n")
     with pytest.raises(InputError, match=r"blank\.txt names no images"):

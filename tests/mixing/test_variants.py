@@ -237,3 +237,15 @@ def test_ranked_by_key_drops_the_keys_hardest_which_it_mixes():
     mixed = torch.zeros_like(similarity, dtype=torch.bool).scatter_(1, by_key, True)
     expected = contrast(*embeddings[:3], plan, temperature=0.2, exclude=mixed)
     assert torch.allclose(ours.per_query, expected.per_query)
+
+
+def test_a_transformation_drops_the_hardest_of_the_vectors_that_it_made():
+    _, embeddings = a_case()
+    exclude = torch.rand(5, 200) < 0.5
+    loss = MochiLoss(**SIZES, strategy="mixed-queue", real_negatives="drop_hardest")
+    ours, _ = loss.contrast(*embeddings[:3], exclude, generator=seeded())
+    changed, hidden = loss.mixing.transformation.transform(embeddings, exclude, seeded())
+    real = changed.query @ changed.negatives.T
+    allowed = real.masked_fill(hidden, -9)
+    dropped = torch.zeros_like(hidden).scatter_(1, allowed.topk(20, dim=1).indices, True)
+    assert torch.equal(ours.exclude, hidden | dropped)

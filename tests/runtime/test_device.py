@@ -25,6 +25,13 @@ from ranks import lines_of, state_of, tiny
 pytestmark = pytest.mark.slow
 
 
+def test_one_thread_is_singular(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert describe_device(torch.device("cpu"), deterministic=False) == "cpu, 1 thread"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert describe_device(torch.device("cpu"), deterministic=False) == "cpu, 2 threads"
+
+
 def test_cuda_1_is_the_device_of_everything(monkeypatch):
     """Otherwise kernels of libraries that use the current device would run on the first."""
     chosen = []

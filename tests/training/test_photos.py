@@ -53,6 +53,9 @@ def test_colours_of_their_own_tell_images_apart_and_equal_ones_do_not():
     assert told_by_colour(own) > 0.7
     assert told_by_colour(same) < 0.2
     assert told_by_colour(own[:1]) == 0.0
+    dot = torch.zeros(3, 1, 1, dtype=torch.uint8)  # has no halves
+    assert told_by_colour([*own, dot]) == told_by_colour(own)
+    assert told_by_colour([dot, dot]) == 0.0
 
 
 def test_a_look_finds_number_sizes_and_colours(folder):

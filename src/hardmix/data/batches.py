@@ -246,8 +246,8 @@ def _read(images: ImageSet, index: int, unreadable: dict[int, str]) -> Tensor | 
 
 
 def allowed_unreadable(images: ImageSet, share: float) -> int:
-    """Return how many images may be unreadable: at least one, for the sake of small sets."""
-    return max(1, int(share * len(images)))
+    """Return how many images may be unreadable: at least one in small sets, unless none may."""
+    return max(1, int(share * len(images))) if share else 0
 
 
 def check_unreadable(unreadable: dict[int, str], images: ImageSet, share: float) -> None:
@@ -256,6 +256,6 @@ def check_unreadable(unreadable: dict[int, str], images: ImageSet, share: float)
         first = "; ".join(list(unreadable.values())[:5])
         raise InputError(
             f"{len(unreadable)} of {len(images)} images cannot be read, more than"
-            f" data.max_unreadable={share} allows: {first}. Repair or remove them, or raise the"
-            " limit."
+            f" data.max_unreadable={share} allows: {first}. Repair or remove them, or raise"
+            " --data.max-unreadable, a fraction of the images."
         )

@@ -303,7 +303,7 @@ class ImageCache:
 
     def find(self) -> bool:
         """Use what this or another process has cached, if it is still valid."""
-        if self.kept is None and self.mode != "off" and (_held or self.file.exists()):
+        if self.kept is None and self.mode != "off" and (_held or os.path.exists(self.file)):
             held = _held.get(self.mark)
             self.kept = held or open_images_file(self.file, self.mark, self.channels)
         return self.kept is not None
@@ -459,7 +459,7 @@ def _versions() -> dict[str, str]:
 def _free(folder: Path) -> float:
     """Return the free bytes on the disk of a folder, which need not exist yet."""
     try:
-        existing = next(path for path in [folder, *folder.parents] if path.exists())
+        existing = next(path for path in [folder, *folder.parents] if os.path.exists(path))
         return shutil.disk_usage(existing).free
     except OSError:
         return 0.0

@@ -402,6 +402,11 @@ def read_list(file: Path) -> list[Line]:
         text = file.read_text(encoding="utf-8-sig", errors="surrogateescape")
     except OSError as error:
         raise InputError(f"data.root={printable(file)}: {error.strerror}.") from error
+    if file.suffix.lower() in READ or "\0" in text:
+        raise InputError(
+            f"data.root={printable(file)} is not a list of images but one binary file, such as an"
+            " image: name a folder of images, or a text file with one path on each line."
+        )
     folder = file.absolute().parent
     lines = []
     for number, line in enumerate(text.split("\n"), start=1):

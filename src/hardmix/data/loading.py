@@ -275,7 +275,7 @@ def evaluation_batches(
     batch_size: int,
     device: torch.device,
     workers: int | None = 0,
-    max_unreadable: float = 0.01,
+    max_unreadable: float = 0.05,
 ) -> Generator[
     tuple[
         Float32[Tensor, "batch channels size size"],

@@ -141,7 +141,8 @@ def describe_device(device: torch.device, deterministic: bool) -> str:
     """Describe the device of a run, its determinism and its use of TF32."""
     repeats = "deterministic algorithms where available" if deterministic else ""
     if device.type == "cpu":
-        return ", ".join(filter(None, [f"cpu, {torch.get_num_threads()} threads", repeats]))
+        threads = torch.get_num_threads()
+        return ", ".join(filter(None, [f"cpu, {threads} thread{'s' * (threads != 1)}", repeats]))
     rounded = {
         "convolutions": torch.backends.cudnn.allow_tf32,
         "matrix products": torch.backends.cuda.matmul.allow_tf32,

@@ -159,6 +159,7 @@ def told_by_colour(pictures: list[Tensor]) -> float:
     By chance it is 0.005 for 200 images. If it is near 1, every image has colours of its own, and
     colour changes remove what distinguishes the images.
     """
+    pictures = [picture for picture in pictures if picture.shape[2] >= 2]  # those with two halves
     if len(pictures) < 2:
         return 0.0
     widths = [picture.shape[2] // 2 for picture in pictures]
@@ -189,7 +190,8 @@ def measure_pace(
     """
     number = min(facts.images, max(256, 4 * config.train.batch_size))
     changes: dict[str, Any] = {"data.num_images": number, "mix.warm_up_epochs": 0}
-    changes |= dict.fromkeys(("train.tensorboard", "train.wandb", "train.verdict"), False)
+    unneeded = ("train.tensorboard", "train.wandb", "train.verdict", "train.probe")
+    changes |= dict.fromkeys(unneeded, False)
     few = with_settings(config, changes | {"train.knn_every": 0})  # opens no labelled images
     with silent():
         training = prepare(few, run, replace(own, on_log=None), stop, images)
