@@ -51,7 +51,8 @@ def test_every_recipe_has_it_and_its_title_says_what_is_mixed(name):
     config = small(name, mixed=True) if name in MIXED else tiny(name)
     title = method_title(settings(config))
     assert title.startswith(METHOD_FACTS[name].title)
-    assert ("MoCHi (16, 8, 4)" in title) == (name in (*MIXED, "mochi"))
+    points = f"MoCHi ({config.mix.num_hardest}, 8, 4)"
+    assert (points in title) == (name in (*MIXED, "mochi"))
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -62,7 +63,7 @@ def test_a_trunk_is_part_of_the_networks_and_the_rest_is_replicated_or_follows(n
     assert trained == {id(p) for net in method.networks().values() for p in net.parameters()}
     assert (method.memory is not None) == method.config.uses("train.queue_size")
     inside = {id(each) for net in method.networks().values() for each in net.buffers()}
-    following = {"pair.key", "target", "encoder.trunk.to_lab"}
+    following = {"pair.key", "target", "key.", "encoder.trunk.to_lab"}
     outside = {
         id(each): name
         for name, each in method.named_buffers()
@@ -113,7 +114,8 @@ TOGETHER = [name for name in OTHERS if name not in ("cmc", "pcl")]
 def shared(name):
     """SGD at a low rate: LARS at 2.0 would make rounding visible after six steps."""
     sgd = {"name": "sgd", "lr": 0.03, "warm_up_epochs": 0}
-    return small(name, mixed=name in MIXED, model={"key_bn_splits": 2}, optimizer=sgd)
+    model, train = {"key_bn_splits": 2}, {"probe": True}
+    return small(name, mixed=name in MIXED, model=model, optimizer=sgd, train=train)
 
 
 def train_all(folder):
@@ -225,6 +227,8 @@ def test_settings_that_a_method_cannot_have_are_refused(tmp_path):
             small(name, train={"accumulate": 2})
     with pytest.raises(InputError, match=r"num_hardest=99 exceeds the 30 other views"):
         tiny("simclr", mix={"num_hardest": 99})
+    with pytest.raises(InputError, match=r"num_hardest=16 exceeds the 15 other views"):
+        tiny("moco-v3")
     with pytest.raises(InputError, match="mixed-with-key"):
         tiny("cmc")
     with pytest.raises(InputError, match="lab-resnet50 or lab-small"):

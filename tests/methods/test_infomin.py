@@ -28,6 +28,11 @@ def infomin(weight=0.5, method="mochi", **more):
     return tiny(method, **groups, **more)
 
 
+def with_small_crops(**more):
+    """With multi-crop as well (test_multi_crop.py)."""
+    return with_settings(infomin(**more), {"data.small_crops": 2})
+
+
 def built(config):
     torch.manual_seed(7)
     return build_method(config, Materials(choose_compute("cpu", "fp32"), num_images=48))
@@ -80,16 +85,16 @@ def test_without_a_weight_it_is_moco_and_with_one_views_and_weights_stay():
 
 
 def test_a_resumed_run_is_the_unbroken_one(tmp_path, monkeypatch):
-    pretrain(infomin(), tmp_path / "unbroken")
+    pretrain(with_small_crops(), tmp_path / "unbroken")
     signal_after(monkeypatch, {5})
     with pytest.raises(UnfinishedError):
-        pretrain(infomin(), tmp_path / "run")
-    pretrain(infomin(), tmp_path / "run", resume=True)
+        pretrain(with_small_crops(), tmp_path / "run")
+    pretrain(with_small_crops(), tmp_path / "run", resume=True)
     assert state_of(tmp_path / "run") == state_of(tmp_path / "unbroken")
 
 
 def train_one(folder):
-    pretrain(infomin(model={"key_bn_splits": 2}), folder, trunk=group_norm_trunk())
+    pretrain(with_small_crops(model={"key_bn_splits": 2}), folder, trunk=group_norm_trunk())
 
 
 @pytest.mark.slow

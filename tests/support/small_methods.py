@@ -9,6 +9,7 @@ OPTIONS = {
     "swav": {"prototypes": 12, "queue_size": 32, "queue_epoch": 0, "frozen_epochs": 1},
     "pcl": {"clusters": (4, 8), "warm_up_epochs": 1},
     "byol": {"hidden": 64},
+    "moco-v3": {"hidden": 64},
 }
 SAME_CLUSTER = "mochi, loss.filter=same-cluster"
 EVERY = (*METHOD_FACTS, SAME_CLUSTER)
@@ -23,6 +24,8 @@ def small(name, mixed=False, **more):
         if mixed
         else dict.fromkeys(("num_pairs", "num_with_query"), 0)
     )
+    if name == "moco-v3":
+        points["num_hardest"] = 8  # there are 15 other images in a batch
     if name == "cmc":
         points["strategy"] = "mixed-with-key"
     if name == SAME_CLUSTER:

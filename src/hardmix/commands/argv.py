@@ -14,7 +14,7 @@ from hardmix.runtime.own_code import is_own
 from hardmix.settings.config import DataConfig, PretrainConfig
 from hardmix.settings.facts import nearest_first
 from hardmix.settings.methods import METHOD_FACTS
-from hardmix.settings.recipes import RECIPES
+from hardmix.settings.recipes import RECIPES, for_backbone
 from hardmix.settings.saved import CODE, absolute_root, is_command
 
 ALLOW = "--allow-code"
@@ -95,6 +95,9 @@ def run_config(line: CommandLine) -> tuple[PretrainConfig, CommandLine]:
             return PretrainConfig(method=_method(line)), rest
         raise InputError(f"pretrain needs a recipe: choose one of {_known('', RECIPES)}.")
     config = RECIPES[named].build(_method(line), "oracle" in line.options)
+    backbone = line.value("model.backbone")
+    if backbone is not None:
+        config = for_backbone(config, backbone)
     if config.data.name == "shapes" and "data.root" in line.options:
         config = replace(config, data=replace(config.data, name=None))  # recognised from its root
     return config, rest

@@ -61,6 +61,7 @@ NOT_EVALUATED = (
     "data.colour_strength",
     "data.blur",
     "data.min_scale",
+    "data.small_crops",
     "data.views",
 )
 """Data settings that have no effect after pre-training; the channels are the encoder's."""

@@ -72,6 +72,11 @@ class ViewKind(NamedTuple):
     """Operations after the crop, instead of data.augmentation."""
 
 
+def small_views(number: int, size: int) -> ViewKind:
+    """Return the kind of SwAV's small crops, which cover 5 % to 14 % of an image."""
+    return ViewKind(number, size, (0.05, 0.14))
+
+
 class _Recipe(NamedTuple):
     """How the views of a kind are made."""
 

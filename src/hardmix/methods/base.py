@@ -120,7 +120,8 @@ class Method(nn.Module):
     needs_labels: ClassVar[bool] = False
     """Whether it trains on labels."""
     trunk: nn.Module
-    """The network that is kept: images to features."""
+    """The network that is kept: images to features. Of the calls in `loss` with images of their
+    size, the first begins with the first views: train.probe reads their features."""
     memory: MemoryQueue | None
     """The queue of keys, if there is one."""
     options: Any

@@ -45,7 +45,7 @@ class LabEncoder(nn.Module):
         self, images: Float[Tensor, "batch 3 y x"]
     ) -> tuple[Float[Tensor, "batch dim"], Float[Tensor, "batch dim"]]:
         """Return both embeddings, in float32."""
-        features = self.trunk.halves(images)
+        features = self.trunk(images).chunk(2, dim=1)
         light, colours = (
             normalize(head(half).float(), dim=1)
             for head, half in zip(self.heads, features, strict=True)

@@ -3,7 +3,14 @@
 MoCHi is MoCo whose loss mixes; MoCo v1 and v2 differ only in settings (`recipes`). With
 `loss.jigsaw` they have InfoMin's second branch (Tian et al. 2020): nine shuffled tiles of the image
 are another query for the same key, and L = (1 - weight) L(query) + weight L(jigsaw). Read in
-HobbitLong/PyContrast (contrast_trainer.py, mem_moco.py). With `mix.*`, points join both terms.
+HobbitLong/PyContrast (contrast_trainer.py, mem_moco.py). With `data.small_crops` they have SwAV's
+multi-crop (Caron et al. 2020): every small crop is a further query for the image's key,
+
+    L + 1 / M sum_m L(small query m)
+
+with the weights of Wang et al. 2022 (facebookresearch/asym-siam, main_moco.py), whose gain in MoCo
+this is: all small crops together weigh as much as the large one. Decided: small crops pass the
+encoder in one batch, as in SwAV (there one by one). With `mix.*`, points join all terms.
 """
 
 from collections.abc import Sequence
@@ -13,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from hardmix.data.batches import Batch, Loader
-from hardmix.data.views import ViewKind
+from hardmix.data.views import ViewKind, small_views
 from hardmix.methods.base import (
     Materials,
     Method,
@@ -30,6 +37,7 @@ from hardmix.mixing.infonce import Contrast
 from hardmix.mixing.loss import MochiLoss
 from hardmix.mixing.plans import MixPlan
 from hardmix.mixing.queue import UNKNOWN, MemoryQueue
+from hardmix.models.backbones import feature_width
 from hardmix.models.encoders import (
     QueryKeyPair,
     ShuffledImages,
@@ -41,7 +49,7 @@ from hardmix.runtime.distributed import gather_batch, together
 from hardmix.runtime.profile import timed
 from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.config import PretrainConfig
-from hardmix.settings.methods import jigsaw_sizes
+from hardmix.settings.methods import jigsaw_sizes, small_crop_size
 from hardmix.settings.named_choices import Compiled, QueueStart
 
 
@@ -54,6 +62,10 @@ class Moco(Method):
         super().__init__(config, materials)
         self.mixing = MixingSchedule(config, materials.mixing)
         model, train, encoder = config.model, config.train, self.new_encoder()
+        if config.data.small_crops:  # a trunk may take images of one size only
+            feature_width(
+                encoder.trunk, config.data.channels, small_crop_size(config.data.image_size)
+            )
         if config.loss.jigsaw:
             encoder = JigsawEncoder(encoder, model.dim, model.head)
         self.pair = QueryKeyPair(encoder, model.key_momentum, model.key_bn_splits)
@@ -68,11 +80,13 @@ class Moco(Method):
 
     @classmethod
     def view_kinds(cls, config: PretrainConfig) -> tuple[ViewKind, ...]:
-        """Return two views as data.* says and, with loss.jigsaw, one to be cut into tiles."""
-        usual = super().view_kinds(config)
-        if not config.loss.jigsaw:
-            return usual
-        return *usual, jigsaw_view(jigsaw_sizes(config.data.image_size)[0])
+        """Return two views as data.* says, and those of loss.jigsaw and data.small_crops."""
+        kinds, size = list(super().view_kinds(config)), config.data.image_size
+        if config.loss.jigsaw:
+            kinds.append(jigsaw_view(jigsaw_sizes(size)[0]))
+        if config.data.small_crops:
+            kinds.append(small_views(config.data.small_crops, small_crop_size(size)))
+        return tuple(kinds)
 
     @property
     def trunk(self) -> nn.Module:  # type: ignore[override]
@@ -102,17 +116,33 @@ class Moco(Method):
 
     def loss(self, part: Batch, at: TrainingPosition) -> ContrastOutcome:
         """Return Eq. 1 with the queue's keys and, once mixing has started, the points of a plan."""
-        if not self.config.loss.jigsaw:
-            query, key = self.encode(part, at)
-            return self.compare(query, key, part, at)
-        _, tile = jigsaw_sizes(self.config.data.image_size)
-        tiles = draw_tiles(part.views[2], tile, self.config.train.seed, at)
-        query, jigsaw, key = self.encode(part, at, tiles)
+        tiles = []
+        if self.config.loss.jigsaw:
+            _, tile = jigsaw_sizes(self.config.data.image_size)
+            tiles.append(draw_tiles(part.views[2], tile, self.config.train.seed, at))
+        query, *jigsaw, key = self.encode(part, at, *tiles)
         outcome = self.compare(query, key, part, at)
-        term = self.compare(jigsaw, key, part, at, purpose=1).loss
-        outcome.measures["jigsaw_loss"] = term.detach()
-        outcome.loss = torch.lerp(outcome.loss, term, self.config.loss.jigsaw)
+        for shuffled in jigsaw:
+            term = self.compare(shuffled, key, part, at, purpose=1).loss
+            outcome.measures["jigsaw_loss"] = term.detach()
+            outcome.loss = torch.lerp(outcome.loss, term, self.config.loss.jigsaw)
+        if self.config.data.small_crops:
+            term = self.small_loss(key, part, at)
+            outcome.measures["small_loss"] = term.detach()
+            outcome.loss = outcome.loss + term
         return outcome
+
+    def small_loss(self, key: Tensor, part: Batch, at: TrainingPosition) -> Tensor:
+        """Return the mean loss of the small crops, each a query for the image's key."""
+        number = self.config.data.small_crops
+        with timed("query"):
+            queries = self.network("query")(torch.cat(part.views[-number:])).chunk(number)
+        check_embeddings(**{f"small query {place}": each for place, each in enumerate(queries)})
+        terms = [
+            self.compare(query, key, part, at, purpose=2 + place).loss
+            for place, query in enumerate(queries)
+        ]
+        return torch.stack(terms).mean()
 
     def encode(self, part: Batch, at: TrainingPosition, *tiles: Tensor) -> tuple[Tensor, ...]:
         """Return queries, those of `tiles` if any, and keys, in shuffled groups and detached."""

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax, normalize
 
 from hardmix.data.batches import Batch
-from hardmix.data.views import ViewKind
+from hardmix.data.views import ViewKind, small_views
 from hardmix.methods.base import (
     Materials,
     Method,
@@ -43,8 +43,6 @@ from hardmix.settings.methods import SwavOptions
 
 LARGE = 2
 """Crops that have codes."""
-SMALL_SCALE = (0.05, 0.14)
-"""Smallest and largest area of a small crop, as fractions of the image."""
 
 
 @dataclass
@@ -98,7 +96,7 @@ class Swav(Method):
     def view_kinds(cls, config: PretrainConfig) -> tuple[ViewKind, ...]:
         """Return two views as data.* says, and small ones."""
         options = cast("SwavOptions", config.options)
-        small = ViewKind(options.small_crops, options.small_size, SMALL_SCALE)
+        small = small_views(options.small_crops, options.small_size)
         return (ViewKind(LARGE), small) if options.small_crops else (ViewKind(LARGE),)
 
     @property

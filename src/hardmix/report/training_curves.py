@@ -47,6 +47,14 @@ METRICS = [
         main=True,
     ),
     Metric(
+        "probe_accuracy",
+        "Accuracy of the online probe",
+        "A linear classifier that learns beside the method (train.probe), on each batch of training"
+        " images before it learns from it.",
+        percent=True,
+        main=True,
+    ),
+    Metric(
         "proxy_accuracy",
         "Proxy accuracy",
         "Fraction of queries whose key outranks every real negative (Fig. 2b).",

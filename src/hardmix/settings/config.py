@@ -71,6 +71,10 @@ class DataConfig:
     """MoCo-v2's Gaussian blur; usually off for 32-pixel images."""
     min_scale: float = setting(0.2, name="smallest crop")
     """Smallest area of a random crop, as a fraction of the image."""
+    small_crops: int = setting(0, later=True, label="{} small crops")
+    """Small crops of each image beside the two views, for MoCo and MoCHi: further queries for the
+    image's key (multi-crop, as in SwAV). They have 96 pixels for a data.image_size of 224 and cover
+    5 % to 14 % of the image; data.min_scale is then usually 0.14."""
     views: str | None = setting(None, name="own views", later=True, code=True)
     """'mypackage:make_views': your own function that returns a torchvision v2 or albumentations
     pipeline, applied once per view instead of the random crop and data.augmentation."""
@@ -108,7 +112,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_choices(self, "data")
-        check_at_least(self, "data", num_images=1, image_size=8, max_pixels=1)
+        check_at_least(self, "data", num_images=1, image_size=8, max_pixels=1, small_crops=0)
         check_above(self, "data", cache_gb=0, frames_per_second=0)
         check_between(self, "data", 0, MOST_FRAMES, "frames_per_second")
         check_between(self, "data", 0, 1024, "workers")
@@ -362,6 +366,9 @@ class TrainConfig:
     """Steps between lines of metrics.jsonl."""
     knn_every: int = setting(10, resume=True, identity=False)
     """Epochs between measurements of the k-NN accuracy, if the images have labels; 0: never."""
+    probe: bool = setting(False, resume=True, identity=False, later=True)
+    """Train a linear classifier on the trunk's features beside the method, from the labels, and log
+    its accuracy on each batch before it learns from it. The encoder is not affected."""
     verdict: bool = setting(True, resume=True, identity=False, later=True)
     """At the end, compare the encoder with the untrained network, raw pixels, a colour histogram
     and the weights it started from."""
@@ -437,10 +444,11 @@ class PretrainConfig:
             raise InputError(f"minutes={self.minutes} must be between 0.01 and 1000000.")
         _check_method(self)
         in_batch = self.mixes and not self.uses("train.queue_size")
-        if in_batch and self.mix.num_hardest > 2 * self.train.batch_size - 2:
+        negatives = METHOD_FACTS[self.method].batch_negatives * (self.train.batch_size - 1)
+        if in_batch and self.mix.num_hardest > negatives:
             raise InputError(
                 f"mix.num_hardest={self.mix.num_hardest} exceeds the"
-                f" {2 * self.train.batch_size - 2} other views of a batch"
+                f" {negatives} other views of a batch"
                 f" (train.batch_size={self.train.batch_size}): lower mix.num_hardest or raise"
                 " train.batch_size."
             )
@@ -517,6 +525,12 @@ def _check_method(config: PretrainConfig) -> None:
         raise InputError(
             f"loss.jigsaw={config.loss.jigsaw} with method={config.method}: only MoCo and MoCHi"
             " have InfoMin's jigsaw; set loss.jigsaw to 0, or method to moco-v2, mochi or pirl."
+        )
+    if config.data.small_crops and not config.uses("data.small_crops"):
+        raise InputError(
+            f"data.small_crops={config.data.small_crops} with method={config.method}: only MoCo and"
+            " MoCHi take small crops as further queries; set data.small_crops to 0, or method to"
+            " moco-v2, mochi, or swav, which has swav.small_crops."
         )
     jigsaw, tile = jigsaw_sizes(config.data.image_size)
     if config.loss.jigsaw and jigsaw // 3 < tile:

@@ -38,6 +38,19 @@ class ByolOptions(MethodOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MocoV3Options(MethodOptions):
+    """MoCo v3's projector, predictor and patches."""
+
+    hidden: int = setting(4096, name="hidden units")
+    """Hidden units of projector and predictor."""
+    freeze_patches: bool = setting(True, name="frozen patch projection")
+    """Keep the random patch projection of a Vision Transformer, which makes training stable."""
+
+    def __post_init__(self) -> None:
+        check_at_least(self, "moco-v3", hidden=1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Co2Options(MethodOptions):
     """CO2's consistency term."""
 
@@ -79,6 +92,11 @@ class InstDisOptions(MethodOptions):
 def jigsaw_sizes(image_size: int) -> tuple[int, int]:
     """Return the pixels of a jigsaw and of its tiles: 255 and 64 for 224, as published."""
     return 3 * round(image_size * 85 / 224), max(8, round(image_size * 64 / 224))
+
+
+def small_crop_size(image_size: int) -> int:
+    """Return the pixels of a small crop of data.small_crops: SwAV's 96 for 224."""
+    return max(8, round(image_size * 96 / 224))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +206,8 @@ class MethodFacts:
     its cost. MoCo's 4 are a query's 3 and a key's 1."""
     whole_batch: bool = False
     """Whether its loss compares the images of a batch, which train.accumulate would divide."""
+    batch_negatives: int = 2
+    """Negatives that every other image of the batch gives, for methods without a queue or bank."""
 
     def uses(self, setting: str) -> bool:
         """Return whether the method uses a shared setting, given by its dotted name."""
@@ -201,15 +221,16 @@ NO_NEGATIVES = (
     "train.queue_*",
     "train.exclude_same_image",
     "train.temperature",
+    "data.small_crops",
 )
 """Settings not used by methods without negatives."""
 NO_KEYS = ("model.head", "model.dim", "model.key_*")
 """Settings not used by methods without a key encoder and a head."""
 
-NO_JIGSAW = ("loss.jigsaw",)
+NO_FURTHER_QUERIES = ("loss.jigsaw", "data.small_crops")
 """Settings not used by methods other than MoCo and MoCHi."""
 
-NO_PAIR = ("model.key_*", "train.queue_start", "train.exclude_same_image", *NO_JIGSAW)
+NO_PAIR = ("model.key_*", "train.queue_start", "train.exclude_same_image", *NO_FURTHER_QUERIES)
 """Settings not used by methods without a key encoder whose keys are queued."""
 
 METHOD_FACTS: dict[MethodName, MethodFacts] = {
@@ -220,13 +241,13 @@ METHOD_FACTS: dict[MethodName, MethodFacts] = {
         "SimCLR", "simclr.SimClr", unused=(*NO_PAIR, "train.queue_size"), passes=6, whole_batch=True
     ),
     "unmix": MethodFacts(
-        "MoCo-v2 + Image Mixture", "unmix.Unmix", UnmixOptions, NO_JIGSAW, passes=7
+        "MoCo-v2 + Image Mixture", "unmix.Unmix", UnmixOptions, NO_FURTHER_QUERIES, passes=7
     ),
-    "co2": MethodFacts("MoCo-v2 + CO2", "co2.Co2", Co2Options, NO_JIGSAW),
+    "co2": MethodFacts("MoCo-v2 + CO2", "co2.Co2", Co2Options, NO_FURTHER_QUERIES),
     "instdis": MethodFacts("InstDis", "instdis.InstDis", InstDisOptions, NO_PAIR, passes=3),
     "pirl": MethodFacts("PIRL", "pirl.Pirl", PirlOptions, NO_PAIR, passes=5.2),
     "cmc": MethodFacts("CMC", "cmc.Cmc", CmcOptions, NO_PAIR, passes=1.5),
-    "pcl": MethodFacts("PCL", "pcl.Pcl", PclOptions, NO_JIGSAW, passes=5),
+    "pcl": MethodFacts("PCL", "pcl.Pcl", PclOptions, NO_FURTHER_QUERIES, passes=5),
     "swav": MethodFacts(
         "SwAV",
         "swav.Swav",
@@ -247,6 +268,21 @@ METHOD_FACTS: dict[MethodName, MethodFacts] = {
         (*NO_NEGATIVES, "model.head", "model.key_bn_splits", "model.key_shuffle"),
         no_mixing="BYOL has no negatives to mix",
         passes=8,
+    ),
+    "moco-v3": MethodFacts(
+        "MoCo-v3",
+        "moco_v3.MocoV3",
+        MocoV3Options,
+        (
+            *(name for name in NO_PAIR if name != "model.key_*"),
+            "train.queue_size",
+            "model.head",
+            "model.key_bn_splits",
+            "model.key_shuffle",
+        ),
+        passes=8,
+        whole_batch=True,
+        batch_negatives=1,
     ),
     "supervised": MethodFacts(
         "supervised", "supervised.Supervised", unused=(*NO_NEGATIVES, *NO_KEYS), passes=3

@@ -20,6 +20,7 @@ from hardmix.settings.methods import (
     ByolOptions,
     MethodName,
     MethodOptions,
+    MocoV3Options,
     PclOptions,
     PirlOptions,
     SwavOptions,
@@ -255,6 +256,24 @@ def _byol(config: PretrainConfig) -> PretrainConfig:
     return replace(config, model=model, data=replace(config.data, min_scale=0.2 if small else 0.08))
 
 
+def _moco_v3(config: PretrainConfig) -> PretrainConfig:
+    """MoCo v3, ResNet-50: batch 4096, LARS 0.6 per 256, tau 1, momentum from 0.99.
+
+    These are the authors' settings for 100 epochs; `for_backbone` has those for transformers.
+    For small images the recipe's tau, and a rate per 256 images as BYOL's there.
+    """
+    small = is_small(config)
+    config = _unmixed(config, "moco-v3", MocoV3Options(hidden=512 if small else 4096))
+    batch = 2 * config.train.batch_size if small else 4096
+    config = _lars(config, 2.0 if small else 0.6, 1e-6, batch)
+    temperature = config.train.temperature if small else 1.0
+    return replace(
+        config,
+        model=replace(config.model, dim=128 if small else 256, key_momentum=0.99),
+        train=replace(config.train, temperature=temperature),
+    )
+
+
 def _swav(config: PretrainConfig) -> PretrainConfig:
     """SwAV: batch 256, LARS 0.6, tau 0.1, crops from 0.14.
 
@@ -320,6 +339,35 @@ def _pcl(config: PretrainConfig) -> PretrainConfig:
     return replace(config, train=replace(config.train, queue_size=queue))
 
 
+VISION_TRANSFORMERS = ("timm:vit_", "timm:deit")
+"""Beginnings of the names of Vision Transformers."""
+
+
+def for_backbone(config: PretrainConfig, backbone: str) -> PretrainConfig:
+    """Return a recipe's config for another backbone, on which the settings of MoCo v3 depend.
+
+    MoCo v3, ViT: batch 4096, AdamW 1.5e-4 per 256, weight decay 0.1, warm-up of 40 epochs of 300,
+    tau 0.2, crops from 0.08. For small images the recipe's own batches, crops and tau.
+    """
+    config = replace(config, model=replace(config.model, backbone=backbone))
+    if config.method != "moco-v3" or not backbone.startswith(VISION_TRANSFORMERS):
+        return config
+    small = is_small(config)
+    optimizer = replace(
+        config.optimizer,
+        name="adamw",
+        lr=1.5e-4 * config.train.batch_size / 256,
+        weight_decay=0.1,
+        decay_all=True,
+        warm_up_epochs=config.train.epochs * 40 / 300 if small else 40,
+    )
+    if small:
+        return replace(config, optimizer=optimizer)
+    train = replace(config.train, temperature=0.2)
+    data = replace(config.data, min_scale=0.08)
+    return replace(config, optimizer=optimizer, train=train, data=data)
+
+
 PRESETS: dict[MethodName, Callable[[PretrainConfig], PretrainConfig]] = {
     "moco-v1": _moco_v1,
     "simclr": _simclr,
@@ -329,6 +377,7 @@ PRESETS: dict[MethodName, Callable[[PretrainConfig], PretrainConfig]] = {
     "pcl": _pcl,
     "swav": _swav,
     "byol": _byol,
+    "moco-v3": _moco_v3,
     "supervised": _supervised,
 }
 """Functions from a recipe's config to that of a method, as published or for small images.

@@ -18,7 +18,7 @@ from hardmix.settings.config import PretrainConfig
 from hardmix.settings.evaluations import LINEAR_PRESETS
 from hardmix.settings.facts import nearest_first
 from hardmix.settings.methods import METHOD_FACTS
-from hardmix.settings.recipes import RECIPES
+from hardmix.settings.recipes import RECIPES, for_backbone
 from hardmix.settings.saved import build_config
 from hardmix.sweep.grid_rows import Evaluation, Grid, Row, Trend
 
@@ -188,6 +188,8 @@ def _config(row: Mapping[str, Any], where: str) -> PretrainConfig:
             if isinstance(group, dict) and setting in group:
                 raise InputError(f"{where} sets {setting}: use {option} instead.")
     base = RECIPES[row["recipe"]].build(row["method"], row.get("oracle", False))
+    backbone = row["settings"].get("model", {}).get("backbone")
+    base = for_backbone(base, backbone) if isinstance(backbone, str) else base
     own = {"options" if name == base.method else name: of for name, of in row["settings"].items()}
     return build_config(_merge(dataclasses.asdict(base), own), where)
 

@@ -190,7 +190,8 @@ def measure_pace(
     """
     number = min(facts.images, max(256, 4 * config.train.batch_size))
     changes: dict[str, Any] = {"data.num_images": number, "mix.warm_up_epochs": 0}
-    changes |= dict.fromkeys(("train.tensorboard", "train.wandb", "train.verdict"), False)
+    unneeded = ("train.tensorboard", "train.wandb", "train.verdict", "train.probe")
+    changes |= dict.fromkeys(unneeded, False)
     few = with_settings(config, changes | {"train.knn_every": 0})  # opens no labelled images
     with silent():
         training = prepare(few, run, replace(own, on_log=None), stop, images)

@@ -1,6 +1,7 @@
 """Pre-training, from images to an encoder. The functions are in the order they run."""
 
 import json
+import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -155,6 +156,8 @@ def status_recorded(training: Training) -> Iterator[None]:
         raise
     finally:
         training.loader.close()
+        if training.probe is not None:
+            training.probe.close()
         for metric_log in training.opened:
             metric_log.close()
     training.run.set_status("done", step=training.step)
@@ -258,12 +261,16 @@ def describe_steps(training: Training, epoch: int) -> dict[str, Any]:
     numbers = {"loss": torch.stack(training.losses).mean()}
     if training.outcomes and training.kept:
         numbers |= training.outcomes[-1].summary(torch.cat(training.kept, dim=1))
+    if training.probe is not None:
+        numbers["probe_accuracy"] = training.probe.take_accuracy()
     means = Late(torch.stack(list(numbers.values())))
     training.losses, training.kept = [], []
     # This is the only wait for the device; the loss is on the host by then.
     measured = training.method.describe(training.outcomes) if training.outcomes else {}
     averages = dict(zip(numbers, means.read().tolist(), strict=True))
     loss = averages.pop("loss")
+    if math.isnan(averages.get("probe_accuracy", 0.0)):
+        del averages["probe_accuracy"]  # no image had a label, on any rank
     return {
         "step": training.step,
         "epoch": epoch,

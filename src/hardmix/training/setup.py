@@ -24,6 +24,7 @@ from hardmix.settings.config import DataConfig, PretrainConfig
 from hardmix.settings.fitting_rules import QUEUE_SHARE
 from hardmix.training.metric_logs import LearningWatch, OnLog, open_logs
 from hardmix.training.nan_guard import LossScaler, StepSnapshot, judged_late
+from hardmix.training.online_probe import OnlineProbe, build_probe
 from hardmix.training.optimizers import build_optimizer, parameters_of
 from hardmix.training.state import Training
 from hardmix.weights.foreign import imported_parts, initial_trunk
@@ -79,7 +80,7 @@ def prepare(
         len(images.classes or ()) if images is not None else 0,
         images,
     )
-    method = _method_of(config, run, materials)
+    method, probe = _method_of(config, run, materials)
     meet()  # a process that could not build its method is noticed before the others wait on GPUs
     method.distribute()
     if compute.device.type != "cpu" and config.train.compile == "no":
@@ -100,13 +101,16 @@ def prepare(
         scaler=LossScaler(compute.device) if compute.precision == "fp16" else None,
         stop=stop,
         knn_images=open_knn_images(config, images),
+        probe=probe,
         own_trunk=own.trunk is not None,
         starts_from_weights=trunk is not None,
     )
 
 
-def _method_of(config: PretrainConfig, run: Run, materials: Materials) -> Method:
-    """Return the method on its device, ready to be distributed."""
+def _method_of(
+    config: PretrainConfig, run: Run, materials: Materials
+) -> tuple[Method, OnlineProbe | None]:
+    """Return the method on its device, ready to be distributed, and the probe, if there is one."""
     method = build_method(config, materials)
     method.adopt(imported_parts(config, run))
     method.to(materials.compute.device).to(memory_format=torch.channels_last).train()
@@ -114,9 +118,12 @@ def _method_of(config: PretrainConfig, run: Run, materials: Materials) -> Method
         for part in list(method.modules()):
             if isinstance(trunk := getattr(part, "trunk", None), nn.Module):
                 freeze_statistics(trunk)
+    probe = None
+    if config.train.probe:
+        probe = build_probe(method.trunk, config.data, materials)
     if config.train.compile != "no":
         method.compile_parts(config.train.compile)
-    return method
+    return method, probe
 
 
 def check_own(images: ImageSet, config: DataConfig) -> None:
@@ -165,9 +172,12 @@ def check_data(config: PretrainConfig, images: ImageSet | None) -> None:
     for needs_labels, reason in [
         (config.oracle, "oracle=True drops negatives of the query's class"),
         (method_class(config.method).needs_labels, f"method={config.method} trains on classes"),
+        (config.train.probe, "train.probe=True trains a classifier"),
     ]:
         if needs_labels and not labelled:
             raise InputError(f"{reason}: these images have no labels; use folders named by class.")
+    if config.train.probe and images is not None:
+        images.labelled()  # raises InputError if no class is known
     if images is not None and config.uses("train.queue_start"):
         warn_of_large_queue(config, len(images))
     if config.uses("model.key_bn_splits"):

@@ -58,6 +58,7 @@ from hardmix.training.nan_guard import (
     keep_for_inspection,
     likely_reasons,
 )
+from hardmix.training.online_probe import OnlineProbe
 from hardmix.training.optimizers import parameters_of
 
 SAVE, STOP, GONE = 1, 2, 9
@@ -177,6 +178,8 @@ class Training:
     stop: StopRequest
     knn_images: KnnImages | None = None
     """Labelled images for k-NN accuracy during training, if there are any."""
+    probe: OnlineProbe | None = None
+    """The online probe (train.probe)."""
     own_trunk: bool = False
     """Whether the network was passed by a program, and cannot be built from its name."""
     starts_from_weights: bool = False
@@ -276,6 +279,8 @@ def save_checkpoint(training: Training) -> None:
     tensors |= {f"optimizer.{name}": value for name, value in moving.items()}
     if training.scaler is not None:
         tensors |= {f"scaler.{k}": v for k, v in training.scaler.tensors().items()}
+    if training.probe is not None:
+        tensors |= {f"probe.{k}": v for k, v in training.probe.tensors().items()}
     tensors |= gathered
     report_checkpoint(training)
     run, step = training.run, training.step
@@ -347,8 +352,9 @@ def restore(training: Training, *, allow_changed_data: bool = False) -> bool:
     _load_method(training, tensors)
     _load_optimizer(training, tensors)
     _load_numbers(training, tensors)
-    for name, value in {} if training.scaler is None else training.scaler.tensors().items():
-        broadcast(value.copy_(tensors.get(f"scaler.{name}", value)))
+    for part, holder in (("scaler", training.scaler), ("probe", training.probe)):
+        for name, value in {} if holder is None else holder.tensors().items():
+            broadcast(value.copy_(tensors.get(f"{part}.{name}", value)))
     training.step, training.seconds = manifest["step"], manifest.get("seconds", 0.0)
     steps = training.loader.steps_per_epoch
     epoch, position = divmod(training.step, steps)  # for format 1, which saved at epochs' ends
@@ -503,6 +509,8 @@ def check_ranks_agree(training: Training) -> None:
         return
     parts: dict[str, list[Tensor]] = {"weights": [*parameters_of(training.optimizer)]}
     parts |= {name: [tensor] for name, tensor in training.method.replicated().items()}
+    if training.probe is not None:
+        parts["probe"] = list(training.probe.tensors().values())
     for name, tensors in parts.items():
         digest = hashlib.sha256()
         for tensor in tensors:

@@ -1,5 +1,7 @@
 """One training step: gradients, the check for NaN, the optimizer, the method's state."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,7 @@ from hardmix.runtime.random_numbers import seed_of
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.schedules import shown_epochs
 from hardmix.training.nan_guard import PendingStep, gradients_broken
+from hardmix.training.online_probe import OnlineProbe
 from hardmix.training.optimizers import clip_gradients, parameters_of, set_learning_rate
 from hardmix.training.state import Training, meet_fault, settle
 
@@ -104,11 +107,13 @@ def attempt(
     training.snapshot.note(at.step)
     seed_own_randomness(training)
     training.optimizer.zero_grad()
+    if training.probe is not None:
+        training.probe.forget()
     if training.config.train.compile == "graphs":
         torch.compiler.cudagraph_mark_step_begin()  # results of the last step may be overwritten
     scale = None if training.scaler is None else training.scaler.scale
     try:
-        return compute_gradients(training.method, batch, at, scale), None
+        return compute_gradients(training.method, batch, at, scale, training.probe), None
     except NonFiniteError as fault:
         return [], str(fault)
 
@@ -134,14 +139,20 @@ def apply(training: Training, batch: Batch, outcomes: list[StepOutcome], broken:
         training.scaler.update(broken)
     with timed("queue"):
         training.method.after_step(batch, outcomes)
+    if training.probe is not None:
+        training.probe.learn(batch.labels, broken)
 
 
 def compute_gradients(
-    method: Method, batch: Batch, at: TrainingPosition, scale: Tensor | None = None
+    method: Method,
+    batch: Batch,
+    at: TrainingPosition,
+    scale: Tensor | None = None,
+    probe: OnlineProbe | None = None,
 ) -> list[StepOutcome]:
     """Compute the gradients of a batch, part by part (train.accumulate); return the outcomes.
 
-    `scale` is the loss scale of train.precision=fp16.
+    `scale` is the loss scale of train.precision=fp16; `probe` hears the features.
     """
     parts, compute = method.config.train.accumulate, method.materials.compute
     networks = [method.network(name) for name in method.networks()]
@@ -149,7 +160,8 @@ def compute_gradients(
     outcomes = []
     for number, part in enumerate(parts_of(batch, parts)):
         with no_sync(networks, number + 1 < parts):
-            with compute.autocast():
+            heard = nullcontext() if probe is None else probe.hears(part.query)
+            with compute.autocast(), heard:
                 outcome = method.loss(part, at._replace(part=number))
             with timed("backward"):
                 loss = outcome.loss / parts
