@@ -43,7 +43,7 @@ class Planting:
     number: int = 2550
     """Photographs, chosen by the seed."""
     weights: str | None = None
-    """As for hardmix explore."""
+    """Weights by which images are compared; None means plain features."""
     seed: int = 0
 
 
@@ -141,8 +141,8 @@ def duplicates(options: Planting, folder: Path) -> None:
     for kind in KINDS:
         print(f"{kind:16} {hits[kind]:2} of {COPIES} found, the original kept in {kept[kind]}")
     print(f"{len(others)} groups of different photographs among {len(links)}")
-    for group in others:
-        print("   ", *group)
+    for photographs in others:
+        print("   ", *photographs)
     print(f"{spent}, without the page")
 
 

@@ -107,7 +107,8 @@ def test_every_view_loads_without_errors_requests_or_sideways_scrolling(
     for view in views:
         chrome.run(f"document.querySelector('[data-view={view}]').click()")
         assert settled(chrome) > 0, view
-        chrome.run("document.querySelector('#list .tile').click()")
+        tiles = "[...document.querySelectorAll('#list .tile')]"
+        chrome.run(f"{tiles}.find(each => Number(each.dataset.index) < 301).click()")
         assert settled(chrome, "#detail canvas") > 20
         assert chrome.run("document.documentElement.scrollWidth") <= width
         wide = chrome.run(
