@@ -27,9 +27,13 @@ pytestmark = [
 ]
 
 NOT_RUN = {
+    r"import hf:": "asks the Hugging Face Hub: tests/weights/test_hub.py has one of its own",
     r"watch (?!--help)": "serves until Ctrl-C: tests/report/test_watch.py starts and ends it",
 }
 """Patterns of commands that are not run here, each with the reason."""
+
+HELP = {"--help", "--help-all"}
+"""Options that only print."""
 
 ELSEWHERE = ("getting-started.md", "reproduce.md")
 """Commands in the blocks of these pages, and the same ones on others, are run one after the other:
@@ -125,7 +129,7 @@ def two_runs(words: tuple[str, ...]) -> list[str]:
 
 def typed(words: tuple[str, ...]) -> list[str]:
     """Return all words of a command as it is run."""
-    return [*two_runs(words), *([] if "--help" in words else smaller(words))]
+    return [*two_runs(words), *([] if HELP & set(words) else smaller(words))]
 
 
 def meaning(words: list[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -164,7 +168,7 @@ def test_a_command_of_the_documents_ends_well_and_writes_its_files(
     with pytest.raises(SystemExit) as ended:
         cli.main(words)
     assert ended.value.code == 0, f"{capfd.readouterr().err}\n{__doc__}"
-    if "--out" in words and not {"--help", "--dry-run"} & set(words):
+    if "--out" in words and not (HELP | {"--dry-run"}) & set(words):
         assert Path(words[words.index("--out") + 1]).exists()
 
 

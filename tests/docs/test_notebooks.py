@@ -90,7 +90,7 @@ def test_an_exploration_shows_neighbours_and_copies_as_contact_sheets(tmp_path):
     assert html_of(found).count("<img") == 2
 
 
-SHORTER = {"minutes=2)": "minutes=0.1)", "epochs=6": "epochs=1", "1200": "300"}
+SHORTER = {"minutes=2)": "minutes=0.1)", "epochs=6": "epochs=2", "1200": "300"}
 """How the test shortens the training of the notebooks."""
 
 

@@ -10,11 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
+from hardmix import explore
 from hardmix.commands import main as cli
+from hardmix.data.image_set import ImageSet
 from hardmix.evaluation import features
 from hardmix.evaluation.features import extract, features_of, kept_file
 from hardmix.evaluation.trained_encoder import load_encoder
-from hardmix.explore import exploring
+from hardmix.explore import pictures
 from hardmix.models.backbones import build_backbone
 from hardmix.runs.folder import Run
 from hardmix.runtime.device import choose_compute
@@ -96,7 +98,7 @@ def test_a_page_and_tables_of_everything(run, photos, tmp_path, capfd):
     assert {row["name"] for row in copies} == {
         str(photos / each) for each in ("beach/IMG_0.png", "wood/small.png", "wood/worse.jpg")
     }
-    assert copies[0]["pixels"] == str(96 * 72)
+    assert [copies[0][side] for side in ("width", "height")] == ["96", "72"]
     grouped = rows_of(tables / "clusters.csv")
     assert len(grouped) == 22
     assert {row["cluster"] for row in grouped} == {"0", "1", "2"}
@@ -107,8 +109,10 @@ def test_a_page_and_tables_of_everything(run, photos, tmp_path, capfd):
     assert asked[0]["neighbour"] == str(photos / "wood" / "IMG_5.png")
     assert float(asked[0]["similarity"]) == pytest.approx(1, abs=1e-3)
     assert rows_of(tables / "suspect-labels.csv") is not None
-    assert set(rows_of(tables / "outliers.csv")[:1] and rows_of(tables / "outliers.csv")[0]) <= {
+    assert set(rows_of(tables / "outliers.csv")[0]) == {
+        "rank",
         "name",
+        "stands_out",
         "score",
     }
 
@@ -155,14 +159,19 @@ def test_bad_input_is_one_message_and_status_2(run, photos, tmp_path, capfd):
         (["explore", run, *root, "--out", tmp_path / "page"], "must end in .html"),
         (["explore", run, *root, "--clusters", "0"], "num_clusters=0"),
         (["explore", run, *root, "--clusters", "99"], "num_clusters=99"),
-        (["explore", run, *root, "--similarity", "2"], "similarity=2"),
-        (["explore", run, *root, "--edges", "0"], "edges=0"),
+        (["explore", run, *root, "--agreement", "2"], "agreement=2"),
+        (["explore", run, *root, "--groups", "7"], "groups=7"),
+        (["explore", run, *root, "--groups", "("], "groups=("),
+        (["explore", run, *root, "--weights", "timm"], "remove --weights"),
+        (["explore", photos, "--weights", tmp_path / "none.pth"], "none.pth"),
+        (["explore", photos, "--data.root", photos], "not a run"),
+        (["explore", tmp_path / "other"], "no images"),
         (["explore", run, *root, "--query", tmp_path / "text.png"], "text.png"),
         (["explore", run, *root, "--query", tmp_path / "none.png"], "none.png"),
         (["explore", run, *root, "--data.channels", "1"], "data.channels=1"),
         (["explore", run, "--data.root", tmp_path / "nowhere"], "nowhere"),
-        (["explore", tmp_path / "nothing"], "is not a run"),
-        (["explore"], "RUN"),
+        (["explore", tmp_path / "nothing"], "does not exist"),
+        (["explore"], "FOLDER"),
     ]
     os.chdir(tmp_path)
     for words, said in cases:
@@ -261,40 +270,23 @@ def test_pictures_are_the_middle_square_of_every_kind_of_image(tmp_path):
     tall.save(files[0], quality=95)
     tall.save(files[1])
     Image.new("L", (3, 5), 7).save(files[2])
-    images = exploring.ImageSet("x", None, None, files=tuple(map(str, files)))
-    made = exploring.make_pictures(images, [0, 1, 2], workers=0, tile=32)
+    images = ImageSet("x", None, None, files=tuple(map(str, files)))
+    made = pictures.make_pictures(images, [0, 1, 2], workers=0, tile=32)
     assert made.tiles.shape == (3, 32, 32, 3)
     assert np.abs(made.tiles[:2, 4:-4].astype(int) - [0, 0, 255]).max() < 12
     assert made.pixels.tolist() == [60 * 200, 60 * 200, 15]
     assert made.bytes.tolist() == [file.stat().st_size for file in files]
     files[1].unlink()
-    gone = exploring.make_pictures(images, [0, 1, 2], workers=0, tile=32)
+    gone = pictures.make_pictures(images, [0, 1, 2], workers=0, tile=32)
     assert (gone.tiles[1] == 128).all()
-    assert [exploring.tile_for(n) for n in (10, 3000, 12_000, 50_000, 10**6)] == [
-        128,
-        128,
-        64,
-        32,
-        32,
-    ]
+    sizes = [pictures.tile_for(number) for number in (10, 3000, 12_000, 50_000, 10**6)]
+    assert sizes == [128, 128, 64, 32, 32]
 
 
-def test_edges_tell_copies_from_what_only_has_the_same_colours():
-    def edges(*images):
-        tiles = np.stack([np.asarray(image.resize((64, 64))) for image in images])
-        nothing = np.zeros(len(tiles), np.int64)
-        rows = exploring.edges_of(exploring.Pictures(tiles, nothing, nothing))
-        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-        return rows @ rows[0]
-
-    first = scene(1)
-    brighter = Image.eval(first, lambda value: min(255, int(1.1 * value)))
-    smaller, turned = first.resize((40, 30)), first.transpose(Image.Transpose.ROTATE_180)
-    like = edges(first, brighter, smaller, turned, scene(2))
-    assert like[1] > 0.95
-    assert like[2] > 0.95
-    assert like[3:].max() < 0.5
-    flat = [Image.new("RGB", (64, 64), colour) for colour in ("black", "black", "white", "grey")]
-    like = edges(*flat)
-    assert like[1] == pytest.approx(1)
-    assert like[2:].max() < 0.5
+def test_pictures_and_sizes_come_from_the_files_even_if_the_encoder_sees_less(run, photos):
+    """With data.reduce, the encoder sees these at 64 pixels, and never at the original 96 x 72."""
+    small = DataConfig(root=str(photos), image_size=16, workers=0, reduce=True)
+    made = explore.explore_run(run, small).pictures
+    assert (made.width.max(), made.height.max()) == (96, 72)
+    whole = explore.explore_run(run, DataConfig(root=str(photos), image_size=16, workers=0))
+    assert np.array_equal(made.tiles, whole.pictures.tiles)

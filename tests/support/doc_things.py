@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 import shutil
+import textwrap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -120,6 +121,9 @@ OWN_CODE = {
 }
 """Functions by name, and the files of docs/extending.md that define them."""
 
+MEASURES = {"my_parts:centroids": "my_parts.py", "mypackage:measure": "mypackage.py"}
+"""Evaluations by name, and the files that define them."""
+
 THINGS: dict[str, dict[str, str]] = {
     "RUN": {
         r"pretrain imagenet.* --resume auto": "new-run",
@@ -130,6 +134,7 @@ THINGS: dict[str, dict[str, str]] = {
     "RUN-2": {r"": "other-run"},
     "runs/photos": {r"": "run"},
     "runs/photos-moco": {r"": "other-run"},
+    "runs/moco-v2": {r"detect": "narrow-run", r"": "run"},
     "photos": {r"": "photos"},
     "RUN/config.json": {r"": "run/config.json"},
     "DIR/configs/NAME.json": {r"": "run/config.json"},
@@ -170,11 +175,22 @@ def own_file(name: str) -> str:
     return found[1]
 
 
+def measure_file(name: str) -> str:
+    """Return a file with the evaluation of docs/extending.md, as a function of this name."""
+    page = (ROOT / "docs" / "extending.md").read_text()
+    found = re.search(r"^train, labels, .*?(?=^evaluated\.run\.write)", page, re.S | re.M)
+    assert found, "docs/extending.md has no evaluation"
+    body = textwrap.indent(f"{found[0]}return accuracy\n", "    ")
+    return f"import torch\n\nimport hardmix\n\n\ndef {name}(evaluated):\n{body}"
+
+
 def lay_out(words: list[str], things: Callable[[str], Path]) -> None:
     """Put everything that a command reads into the folder where it is run."""
     for word in words:
         if word in OWN_CODE:
             Path(OWN_CODE[word]).write_text(own_file(OWN_CODE[word]))
+        if word in MEASURES:
+            Path(MEASURES[word]).write_text(measure_file(word.partition(":")[2]))
     goes_on = "--resume" in words and "auto" not in words
     for before, word in zip(["", *words], words, strict=False):
         name = thing_of(word, words)

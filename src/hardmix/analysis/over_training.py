@@ -107,8 +107,8 @@ def false_negatives(records: Sequence[RunRecord]) -> Found:
 def curve(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float], list[float]]:
     """Return a metric over training: fractional epochs and values; non-numbers are skipped.
 
-    A line of metrics.jsonl is one batch. In runs of `EPOCHS_TO_AVERAGE` epochs or more, a point is
-    the mean of an epoch's lines, at its middle.
+    A line of metrics.jsonl describes the steps since the line before. In runs of
+    `EPOCHS_TO_AVERAGE` epochs or more, a point is the mean of an epoch's lines, at its middle.
     """
     lines = [line for line in lines if (at := number(line.get("epoch"))) is not None and at >= 0]
     if len({line["epoch"] for line in lines}) >= EPOCHS_TO_AVERAGE:

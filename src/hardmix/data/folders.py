@@ -76,6 +76,27 @@ def open_folder(config: DataConfig, split: Split, seed: int) -> ImageSet:
     return _from_listing(printable(root), config, listing, classes)
 
 
+def open_every(config: DataConfig) -> ImageSet:
+    """Open all images of a folder, training and test images alike.
+
+    The classes are the direct subfolders, or those of train and test, if every image is in one.
+    """
+    root = root_of(config, "folder")
+    contents = find_images([root])
+    if not contents.files:
+        raise InputError(f"data.root={printable(root)} {_emptiness(root, contents.ignored)}.")
+    _report_ignored(root, contents.ignored)
+    files = _with_frames(contents.files, config.frames_per_second)
+    start = len(os.path.join(root, ""))
+    paths = [file[start:].split(os.sep) for file in files]
+    if len(paths[0]) > 1 and {path[0] for path in paths} <= {"train", *TEST_FOLDERS}:
+        paths = [path[1:] for path in paths]
+    names: list[str | None] = [path[0] if len(path) > 1 else None for path in paths]
+    if None in names or len(set(names)) < 2:
+        names = [None] * len(files)
+    return _from_listing(printable(root), config, Listing(files, names), ())
+
+
 def open_list(config: DataConfig, split: Split, seed: int) -> ImageSet:
     """Open a list of paths."""
     root = root_of(config, "list")

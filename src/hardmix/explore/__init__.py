@@ -1,7 +1,8 @@
 """Exploring images with an encoder: duplicates, clusters, outliers, neighbours, wrong labels.
 
-Works on any features, one row per image: `hardmix.explore.duplicates(features)`. Every name is
-imported on first use.
+`hardmix.explore.folder("photos")` explores a folder of images, without training. The other
+functions work on any features, one row per image: `hardmix.explore.duplicates(features)`. Every
+name is imported on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
         Exploration as Exploration,
         ExploreOptions as ExploreOptions,
         explore_run as explore_run,
+        folder as folder,
     )
     from hardmix.explore.near_duplicates import (
         DuplicateGroup as DuplicateGroup,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
         mislabelled as mislabelled,
         neighbours as neighbours,
         outliers as outliers,
+        sparse as sparse,
     )
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

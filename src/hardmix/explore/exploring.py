@@ -1,14 +1,13 @@
-"""`hardmix explore RUN`: all findings about a set of images, as values for a page and as tables.
+"""`hardmix explore`: all findings about a set of images, as values for a page and as tables.
 
-Thumbnails and sizes of all images are made in one pass over the files. The tables are CSV files in
+The images are those of a run, or of any folder: no training is needed. The tables are CSV files in
 a folder next to the page.
 """
 
-import math
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,16 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from hardmix.data.image_files import UnreadableImage, convert_image, printable, read_image
+from hardmix.data.folders import open_every
+from hardmix.data.image_files import printable, read_image
 from hardmix.data.image_set import UNKNOWN, ImageSet
-from hardmix.data.workers import WorkerPool
+from hardmix.data.sources import data_name, open_images
 from hardmix.errors import InputError
-from hardmix.evaluation.features import Features, csv_bytes, features_of
+from hardmix.evaluation.features import Features, csv_bytes, extract, features_of
 from hardmix.evaluation.trained_encoder import TrainedEncoder, load_encoder
 from hardmix.explore.clustering import Clusters, cluster_names, clusters
-from hardmix.explore.near_duplicates import Duplicates, duplicates
+from hardmix.explore.copies import find_copies
+from hardmix.explore.near_duplicates import Duplicates
 from hardmix.explore.neighbour_sheets import sheet_html, tile_of
 from hardmix.explore.neighbourhoods import (
     AROUND,
@@ -37,23 +38,20 @@ from hardmix.explore.neighbourhoods import (
     disagreeing,
     mislabelled,
     neighbours,
-    outlying,
+    sparse,
 )
+from hardmix.explore.pictures import Pictures, make_pictures, picture_of
+from hardmix.explore.quality import Flaw, Leak, exact_copies, flaws_of, groups_of, leaks_of
+from hardmix.explore.weights_at_hand import encoder_of
 from hardmix.runs.folder import Run
-from hardmix.runtime.console import progress, say, warn
+from hardmix.runtime.console import say, warn
+from hardmix.runtime.device import choose_compute
 from hardmix.runtime.files import write_atomically
 from hardmix.settings.config import DataConfig
 from hardmix.settings.small_html import facts_html
 
-SMALL = 16
-"""Side in pixels of the thumbnails that confirm near-duplicates."""
 MOST_IMAGES = 1_000_000
 """Most images, since each is compared with every other."""
-TILES = (128, 96, 64, 48, 32)
-"""Pixels of a thumbnail's side. Multiples of 16, so that a codec's blocks hold one picture."""
-ALL_PIXELS = 52_000_000
-"""Most pixels of all thumbnails together: 50,000 of 32 pixels, 3,000 of 128."""
-BATCH = 64
 SAMPLES, BESIDE = 4, 5
 """Sample images in a notebook, and neighbours next to each."""
 LISTED = 10
@@ -61,115 +59,17 @@ LISTED = 10
 Rows = list[list[Any]]
 
 COLUMNS: dict[str, list[str]] = {
-    "duplicates.csv": ["group", "keep", "name", "similarity", "pixels", "bytes"],
+    "duplicates.csv": ["group", "keep", "name", "agreement", "width", "height", "bytes"],
+    "exact-copies.csv": ["group", "name", "bytes"],
+    "leaks.csv": ["name", "group", "copy", "copy_group", "agreement"],
+    "quality.csv": ["flaw", "name", "value", "measure", "width", "height", "bytes"],
     "clusters.csv": ["cluster", "cluster_name", "name", "similarity"],
-    "outliers.csv": ["name", "score"],
+    "outliers.csv": ["rank", "name", "score", "stands_out"],
     "neighbours.csv": ["name", "rank", "neighbour", "similarity"],
     "suspect-labels.csv": ["name", "label", "suggested", "own_share", "suggested_share"],
     "queries.csv": ["query", "rank", "neighbour", "similarity"],
 }
 """Columns of every table."""
-
-
-# Pictures
-
-
-@dataclass(frozen=True, eq=False)
-class Pictures:
-    """Thumbnails and sizes of images, in the order of the features."""
-
-    tiles: UInt8[np.ndarray, "n tile tile 3"]
-    """Central square of each image; grey if it can no longer be read."""
-    pixels: Int64[np.ndarray, " n"]
-    """Width times height of the image itself."""
-    bytes: Int64[np.ndarray, " n"]
-    """Bytes of its file; 0 if it has none."""
-
-    @property
-    def tile(self) -> int:
-        """Side of a thumbnail in pixels."""
-        return int(self.tiles.shape[1])
-
-
-def tile_for(number: int) -> int:
-    """Return the largest side at which this many pictures stay within ALL_PIXELS."""
-    return next((tile for tile in TILES if number * tile * tile <= ALL_PIXELS), TILES[-1])
-
-
-def make_pictures(
-    images: ImageSet, ids: Sequence[int], workers: int | None, tile: int | None = None
-) -> Pictures:
-    """Make the thumbnails of these images."""
-    side = tile or tile_for(len(ids))
-    if images.tensor is not None:
-        side = min(side, max(TILES[-1], *images.tensor.shape[2:]))
-    pool = WorkerPool(
-        partial(_read_pictures, images, side),
-        0 if images.tensor is not None else workers,
-        torch.device("cpu"),
-    )
-    jobs = [list(ids[start : start + BATCH]) for start in range(0, len(ids), BATCH)]
-    tiles = np.empty((len(ids), side, side, 3), np.uint8)
-    sizes = np.zeros((len(ids), 2), np.int64)
-    done = 0
-    try:
-        with progress("pictures", len(ids)) as meter:
-            for pixels, facts in pool.run(jobs):
-                part = slice(done, done + len(pixels))
-                tiles[part], sizes[part] = pixels.numpy(), facts.numpy()
-                done += len(pixels)
-                meter.advance(done)
-    finally:
-        pool.close()
-    return Pictures(tiles, sizes[:, 0].copy(), sizes[:, 1].copy())
-
-
-def picture_of(file: Path, channels: int, tile: int) -> UInt8[np.ndarray, "tile tile 3"]:
-    """Return the thumbnail of a file outside the set."""
-    return _square(read_image(file, channels), tile)
-
-
-def _read_pictures(images: ImageSet, tile: int, ids: list[int]) -> tuple[Tensor, Tensor]:
-    """Return the thumbnails of a worker's part, and each image's pixels and file size."""
-    tiles, sizes = [], []
-    for index in ids:
-        try:
-            pixels, area = _read_image(images, index, tile)
-            tiles.append(_square(pixels, tile))
-        except UnreadableImage:
-            area = 0
-            tiles.append(np.full((tile, tile, 3), 128, np.uint8))
-        file = images.files[index] if images.files is not None else ""
-        sizes.append([area, os.path.getsize(file) if os.path.isfile(file) else 0])
-    return torch.from_numpy(np.stack(tiles)), torch.tensor(sizes)
-
-
-def _read_image(
-    images: ImageSet, index: int, tile: int
-) -> tuple[UInt8[Tensor, "channels y x"], int]:
-    """Return an image and its number of pixels. A JPEG is decoded at a fraction of its size."""
-    if images.files is not None and images.read is read_image and images.channels == 3:
-        try:
-            with Image.open(images.files[index], formats=("JPEG",)) as image:
-                area = math.prod(image.size)
-                image.draft("RGB", (2 * tile, 2 * tile))
-                return convert_image(image), area
-        except Exception:  # another format, or damaged: the general reader reports it
-            pass
-    pixels = images.image(index)
-    return pixels, math.prod(pixels.shape[1:])
-
-
-def _square(image: UInt8[Tensor, "channels y x"], tile: int) -> UInt8[np.ndarray, "tile tile 3"]:
-    """Return the central square; in grey unless there are three channels."""
-    three = image if len(image) == 3 else image[:1].expand(3, -1, -1)
-    side = min(three.shape[1:])
-    top, left = (three.shape[1] - side) // 2, (three.shape[2] - side) // 2
-    square = three[:, top : top + side, left : left + side].permute(1, 2, 0).contiguous().numpy()
-    if side != tile:
-        way = Image.Resampling.LANCZOS if side > tile else Image.Resampling.BICUBIC
-        square = np.asarray(Image.fromarray(square).resize((tile, tile), way))
-    return square
 
 
 # Findings
@@ -181,10 +81,11 @@ class ExploreOptions:
 
     num_clusters: int | None = None
     """Number of clusters. Unset: the square root of half the images, from 2 to 64."""
-    similarity: float = 0.8
-    """Smallest cosine similarity of near-duplicates' features, after subtracting the mean."""
-    edges: float = 0.9
-    """Smallest cosine similarity of near-duplicates' edges at 16 x 16 pixels."""
+    agreement: float = 0.85
+    """Smallest agreement of near-duplicates' edges where one lies over the other."""
+    groups: str | None = None
+    """Groups of images between which copies are leaks: a level of folders, or a regular expression.
+    """
     queries: tuple[Path, ...] = ()
     """Other images to find neighbours of."""
     seed: int = 0
@@ -193,10 +94,8 @@ class ExploreOptions:
     def __post_init__(self) -> None:
         if self.num_clusters is not None and self.num_clusters < 1:
             raise InputError(f"num_clusters={self.num_clusters} must be at least 1 (--clusters).")
-        for name in ("similarity", "edges"):
-            value = getattr(self, name)
-            if not 0 < value <= 1:
-                raise InputError(f"{name}={value} must be above 0 and at most 1: it is a cosine.")
+        if not 0 < self.agreement <= 1:
+            raise InputError(f"agreement={self.agreement} must be above 0 and at most 1.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +112,10 @@ class OutsideImage:
 class Exploration:
     """Findings about a set of images; rows are those of `vectors`."""
 
-    run: Path
+    source: Path
+    """The run or the folder that was explored."""
+    about: str
+    """A sentence that says by what the images are compared."""
     images: ImageSet
     ids: list[int]
     """Index of each row in `images`; unreadable images have no row."""
@@ -232,6 +134,14 @@ class Exploration:
     mislabelled: Mislabelled | None
     """None without labels."""
     queries: list[OutsideImage]
+    flaws: list[Flaw]
+    """Blurred, dark, bright, empty, tiny and long images, by kind."""
+    exact: list[Int64[np.ndarray, " m"]]
+    """Groups of files with the same bytes."""
+    leaks: list[Leak] | None
+    """Copies in different groups; None if there are no groups."""
+    unreadable: list[str]
+    """Names of the files that could not be read."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -239,6 +149,29 @@ class Exploration:
     def name(self, row: int) -> str:
         """Return the file's name, or "cifar10[123]"."""
         return self.images.name_of(self.ids[row])
+
+    @cached_property
+    def shared_folder(self) -> str:
+        """The folder that contains all images; empty if they are not in files."""
+        files = self.images.files
+        if files is None:
+            return ""
+        return os.path.commonpath([os.path.dirname(files[index]) for index in self.ids])
+
+    @cached_property
+    def short_names(self) -> list[str]:
+        """The path of each image below the shared folder, or its name."""
+        start = len(os.path.join(self.shared_folder, "")) if self.images.files is not None else 0
+        return [self.name(row)[start:] for row in range(len(self))]
+
+    def table(self, name: str) -> list[dict[str, Any]]:
+        """Return a table, such as "duplicates", as rows with names; empty if there is none."""
+        if f"{name}.csv" not in TABLES:
+            known = ", ".join(file.removesuffix(".csv") for file in TABLES)
+            raise InputError(f"there is no table {name!r}: choose one of {known}.")
+        columns = COLUMNS[f"{name}.csv"]
+        rows = TABLES[f"{name}.csv"](self) or []
+        return [dict(zip(columns, row, strict=True)) for row in rows]
 
     def class_of(self, label: int) -> str:
         """Return a class's name; empty if it is unknown."""
@@ -248,6 +181,9 @@ class Exploration:
     def __repr__(self) -> str:
         counts = [f"{len(self)} images", f"{self.duplicates.num_others} near-duplicates"]
         counts.append(f"{self.outliers.number} outliers")
+        counts.append(f"{sum(len(flaw.rows) for flaw in self.flaws)} flaws")
+        if self.leaks is not None:
+            counts.append(f"{len(self.leaks)} leaks")
         if self.clusters is not None:
             counts.append(f"{len(self.clusters.centres)} clusters")
         if self.mislabelled is not None:
@@ -293,44 +229,78 @@ def explore_run(
     run, options = Path(run), options or ExploreOptions()
     data = data or Run.open(run).config().data
     encoder = load_encoder(run, or_checkpoint=True)
-    asked = [_features_of_file(encoder, file) for file in options.queries]
+    asked = [_features_of_file(encoder, file, data) for file in options.queries]
     features, images = features_of(run, data, encoder)
-    if len(features.ids) > MOST_IMAGES:
-        raise InputError(
-            f"{len(features.ids)} images are too many: explore compares at most {MOST_IMAGES} with"
-            " each other; set data.num_images."
-        )
-    return explore_features(run, images, features, options, data.workers, asked, encoder.channels)
+    about = f"Images are compared by the encoder of {printable(run)}."
+    return explore_features(run, images, features, options, data, asked, about)
+
+
+def folder(
+    path: Path | str,
+    weights: Path | str | None = None,
+    options: ExploreOptions | None = None,
+    *,
+    data: DataConfig | None = None,
+) -> Exploration:
+    """Explore the images of a folder, without training; nothing is written.
+
+    Args:
+        path: the folder, with all images below it, or a list of images.
+        weights: a run, a file of weights, "hf:owner/name", "timm", "timm:NAME" or "torchvision".
+            None means `PlainFeatures`: colours, their layout and directions of edges.
+        options: thresholds, the number of clusters, groups and queries; None means the defaults.
+        data: how images are read; its root and size are replaced.
+
+    Returns:
+        All findings, with a thumbnail of every image.
+    """
+    options, data = options or ExploreOptions(), data or DataConfig()
+    data = replace(data, root=str(path), name=None, test=None, cache="off", max_unreadable=1.0)
+    data = replace(data, name=data_name(data), reduce=True)
+    encoder, about = encoder_of(weights, data.channels)
+    if encoder.channels != data.channels:
+        data = replace(data, channels=encoder.channels)
+    data = replace(data, image_size=encoder.image_size)
+    say(about)
+    asked = [_features_of_file(encoder, file, data) for file in options.queries]
+    if data.name in ("folder", "imagenet", "imagenet100"):
+        images = open_every(data)
+    else:
+        images = open_images(replace(data, reduce=False))
+    compute = choose_compute(precision="fp32")
+    features = extract(encoder.to(compute.device), images, data, compute=compute)
+    return explore_features(Path(path), images, features, options, data, asked, about)
 
 
 def explore_features(
-    run: Path,
+    source: Path,
     images: ImageSet,
     features: Features,
     options: ExploreOptions,
-    workers: int | None = 0,
-    asked: list[Float32[Tensor, " dim"]] | None = None,
-    channels: int = 3,
+    data: DataConfig,
+    asked: list[Float32[Tensor, " dim"]],
+    about: str = "",
 ) -> Exploration:
     """Explore features of images; `asked` are the features of the queries."""
     ids = features.ids.tolist()
+    if not 2 <= len(ids) <= MOST_IMAGES:
+        raise InputError(
+            f"{printable(source)} has {len(ids)} readable images: explore compares 2 to"
+            f" {MOST_IMAGES:,} with each other."
+        )
     mean = features.features.double().mean(dim=0).float()
     vectors = normalize(features.features - mean, dim=1)
-    pictures = make_pictures(images, ids, workers)
+    pictures = make_pictures(images, ids, data.workers)
     say(f"Comparing {len(ids)} images with each other ...")
     near = neighbours(vectors, max(VOTERS, AROUND))
-    copies = duplicates(
-        vectors,
-        options.similarity,
-        # Most pixels, then the largest file, then the first name, since the set is sorted by name.
-        preference=list(zip(pictures.pixels.tolist(), pictures.bytes.tolist(), strict=True)),
-        confirm=edges_of(pictures),
-        confirm_threshold=options.edges,
-    )
+    exact = exact_copies(images, ids, pictures)
+    copies, pairs, agreement = find_copies(pictures, near, options.agreement, exact)
     grouped = _clusters(vectors, options)
     labels = features.labels.numpy()
-    return Exploration(
-        run=run,
+    readable = set(ids)
+    exploration = Exploration(
+        source=source,
+        about=about,
         images=images,
         ids=ids,
         vectors=vectors,
@@ -340,33 +310,29 @@ def explore_features(
         duplicates=copies,
         clusters=grouped,
         names_of_clusters=_names_of_clusters(grouped, images, ids, labels),
-        outliers=outlying(near.first(AROUND)),
+        outliers=sparse(features.features),
         mislabelled=_mislabelled(vectors, labels, near),
-        queries=_queries(options.queries, asked or [], vectors, mean, pictures.tile, channels),
+        queries=_queries(options.queries, asked, vectors, mean, pictures.tile, data.channels),
+        flaws=flaws_of(pictures),
+        exact=exact,
+        leaks=None,
+        unreadable=[images.name_of(n) for n in range(len(images)) if n not in readable],
     )
+    groups = groups_of(exploration.short_names, options.groups)
+    if groups is None:
+        return exploration
+    return replace(exploration, leaks=leaks_of(pairs, agreement, groups))
 
 
 @torch.no_grad()
-def _features_of_file(encoder: TrainedEncoder, file: Path) -> Float32[Tensor, " dim"]:
-    features: Tensor = encoder(encoder.preprocess(file)[None])[0]
+def _features_of_file(
+    encoder: TrainedEncoder, file: Path, data: DataConfig
+) -> Float32[Tensor, " dim"]:
+    """Return the features of another image, read as those of the set are."""
+    reduce = 2 * data.image_size if data.reduce else None
+    image = read_image(file, encoder.channels, reduce=reduce)
+    features: Tensor = encoder(encoder.preprocess(image)[None])[0]
     return features.float()
-
-
-def edges_of(pictures: Pictures) -> Float32[np.ndarray, "n values"]:
-    """Return the differences between neighbouring pixels of each picture at 16 x 16.
-
-    Copies keep their edges when compression, size or brightness change; two fields below a sky, or
-    two plates, have the same colours in the same places but different edges. The mean colour counts
-    a little, since images of a single colour have nothing else.
-    """
-    edges = np.empty((len(pictures.tiles), 2 * 3 * SMALL * (SMALL - 1) + 4), np.float32)
-    for row, tile in enumerate(pictures.tiles):
-        small = Image.fromarray(tile).resize((SMALL, SMALL), Image.Resampling.BOX)
-        pixels = np.asarray(small, np.float32)
-        colour = np.append(pixels.mean(axis=(0, 1)) - 128, 32) * 0.05
-        across, down = np.diff(pixels, axis=1), np.diff(pixels, axis=0)
-        edges[row] = np.concatenate([across.ravel(), down.ravel(), colour])
-    return edges
 
 
 def _clusters(vectors: Float32[Tensor, "n dim"], options: ExploreOptions) -> Clusters | None:
@@ -477,10 +443,45 @@ def _duplicate_rows(exploration: Exploration) -> Rows:
     for number, group in enumerate(exploration.duplicates.groups, start=1):
         members = [(group.keep, 1.0), *_pairs(group.others, group.similarities)]
         for row, similarity in members:
-            sizes = int(exploration.pictures.pixels[row]), int(exploration.pictures.bytes[row])
             keep = "yes" if row == group.keep else "no"
+            sizes = _sizes(exploration, row)
             rows.append([number, keep, exploration.name(row), f"{similarity:.4f}", *sizes])
     return rows
+
+
+def _sizes(exploration: Exploration, row: int) -> tuple[int, int, int]:
+    """Return width, height and bytes of an image."""
+    pictures = exploration.pictures
+    return int(pictures.width[row]), int(pictures.height[row]), int(pictures.bytes[row])
+
+
+def _exact_copy_rows(exploration: Exploration) -> Rows | None:
+    rows = [
+        [number, exploration.name(row), int(exploration.pictures.bytes[row])]
+        for number, group in enumerate(exploration.exact, start=1)
+        for row in group.tolist()
+    ]
+    return rows or None
+
+
+def _leak_rows(exploration: Exploration) -> Rows | None:
+    if exploration.leaks is None:
+        return None
+    name = exploration.name
+    return [
+        [name(leak.row), leak.group, name(leak.other), leak.other_group, f"{leak.agreement:.4f}"]
+        for leak in exploration.leaks
+    ]
+
+
+def _quality_rows(exploration: Exploration) -> Rows:
+    flawed = [
+        [flaw.name, exploration.name(row), f"{value:.4g}", flaw.measure, *_sizes(exploration, row)]
+        for flaw in exploration.flaws
+        for row, value in zip(flaw.rows.tolist(), flaw.values.tolist(), strict=True)
+    ]
+    broken = [["unreadable", name, "", "", "", "", ""] for name in exploration.unreadable]
+    return flawed + broken
 
 
 def _cluster_rows(exploration: Exploration) -> Rows | None:
@@ -494,10 +495,10 @@ def _cluster_rows(exploration: Exploration) -> Rows | None:
 
 
 def _outlier_rows(exploration: Exploration) -> Rows:
-    scores = exploration.outliers.scores
+    scores, number = exploration.outliers.scores, exploration.outliers.number
     return [
-        [exploration.name(row), f"{scores[row]:.4f}"]
-        for row in exploration.outliers.indices.tolist()
+        [rank, exploration.name(row), f"{scores[row]:.4f}", "yes" if rank <= number else "no"]
+        for rank, row in enumerate(exploration.outliers.order.tolist(), start=1)
     ]
 
 
@@ -554,6 +555,9 @@ def _pairs(
 
 TABLES: dict[str, Callable[[Exploration], Rows | None]] = {
     "duplicates.csv": _duplicate_rows,
+    "exact-copies.csv": _exact_copy_rows,
+    "leaks.csv": _leak_rows,
+    "quality.csv": _quality_rows,
     "clusters.csv": _cluster_rows,
     "outliers.csv": _outlier_rows,
     "neighbours.csv": _neighbour_rows,

@@ -26,6 +26,8 @@ MOST_OWN, LEAST_OTHER = 0.2, 0.5
 """A label is suspect if at most this fraction of neighbours share it, and at least this fraction
 have another one."""
 
+BLOCK = 512
+"""Rows whose distances to all others are held at once."""
 SHOWN = 6
 """Rows of a table in a notebook."""
 
@@ -130,7 +132,7 @@ class Outliers:
     """A score of how unusual every image is, and the ones that stand out."""
 
     scores: Float32[np.ndarray, " n"]
-    """1 minus the mean similarity to the nearest images: 0 for copies, 1 for unrelated images."""
+    """Score of every row; the higher, the more unusual."""
     order: Int64[np.ndarray, " n"]
     """All rows, the most unusual first."""
     number: int
@@ -152,6 +154,7 @@ class Outliers:
 def outliers(features: ArrayLike | Tensor, k: int = AROUND, *, cutoff: float = CUTOFF) -> Outliers:
     """Find rows that are farther from their k nearest neighbours than is usual in this set.
 
+    The score is 1 minus the mean similarity: 0 for copies, 1 for unrelated rows.
     A row stands out if its score exceeds the median by `cutoff` robust deviations, each 1.4826
     times the median distance to the median.
     """
@@ -165,12 +168,44 @@ def outlying(near: Neighbours, cutoff: float = CUTOFF) -> Outliers:
     if near.indices.shape[1] == 0:
         raise InputError("features have 1 row: outliers need at least 2.")
     scores = (1 - near.similarities.astype(np.float64).mean(axis=1)).astype(np.float32)
+    return _standing_out(scores, cutoff)
+
+
+def _standing_out(scores: Float32[np.ndarray, " n"], cutoff: float) -> Outliers:
+    """Rank rows by their scores; the first ones are unusually high."""
     order = np.lexsort((np.arange(len(scores)), -scores))
     middle = np.median(scores)
     spread = 1.4826 * np.median(np.abs(scores - middle))
     # If most images have copies, the spread is 0 and everything else would stand out.
     number = int((scores > middle + cutoff * spread).sum()) if spread > 0 else 0
     return Outliers(scores, order, number)
+
+
+def sparse(features: ArrayLike | Tensor, k: int = VOTERS, *, cutoff: float = CUTOFF) -> Outliers:
+    """Find rows around which there are fewer others than around their neighbours.
+
+    The score is the distance to the k-th nearest row, divided by the mean of the same distances of
+    the k nearest rows: 1 is usual, also in a loose part of the set, where `outliers` would name
+    every row. Distances are Euclidean, since the length of features tells strange images apart too.
+    `cutoff` is that of `outliers`.
+    """
+    rows = checked_rows(features)
+    k = min(k, len(rows) - 1)
+    if k < 1:
+        raise InputError("features have 1 row: outliers need at least 2.")
+    distances, nearest = [], []
+    lengths = rows.square().sum(dim=1)
+    for start in range(0, len(rows), BLOCK):
+        part = rows[start : start + BLOCK]
+        squares = lengths[start : start + BLOCK, None] + lengths - 2 * part @ rows.T
+        squares[torch.arange(len(part)), torch.arange(start, start + len(part))] = torch.inf
+        near = squares.topk(k, dim=1, largest=False)
+        distances.append(near.values[:, -1].clamp_min(0).sqrt())
+        nearest.append(near.indices)
+    own = torch.cat(distances)
+    around = own[torch.cat(nearest)].mean(dim=1)
+    scores = torch.where(around > 0, own / around.clamp_min(1e-12), 1.0).numpy()
+    return _standing_out(scores.astype(np.float32), cutoff)
 
 
 @dataclass(frozen=True, eq=False)

@@ -304,7 +304,7 @@
     const namesake = order.find((index) => shortName(index) === file.name && far[index] <= 3 * SAME);
     const same = namesake ?? (far[order[0]] <= SAME ? order[0] : undefined);
     const note = same !== undefined ? `${file.name} is in this set: ${names[same]}. Its neighbours come from the encoder; below are images of similar colours and layout.`
-      : `${file.name} is not in this set. A page cannot run the encoder: these images have similar colours and layout (8 \u00d7 8 pixels). Choose one to see its neighbours, or use the encoder: hardmix explore ${facts.run} --query ${file.name}`;
+      : `${file.name} is not in this set. A page cannot run the encoder: these images have similar colours and layout (8 \u00d7 8 pixels). Choose one to see its neighbours, or use the encoder: ${facts.command} ${file.name}`;
     alike = { title: `Similar to ${file.name}`, note, sections: [{ items: order, caption: shortName }] };
     go("alike");
     if (same !== undefined) choose(same, true);

@@ -8,7 +8,8 @@ components at 8 bits; the similarities and neighbours that the page shows first 
 import base64
 import io
 import os
-from collections.abc import Iterator
+import shlex
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,7 @@ from hardmix.data.image_files import printable
 from hardmix.errors import InputError
 from hardmix.explore.exploring import (
     Exploration,
-    ExploreOptions,
     check_tables,
-    explore_run,
     tables_folder,
     write_tables,
 )
@@ -37,7 +36,6 @@ from hardmix.runs.folder import versions
 from hardmix.runs.summary import folder_name
 from hardmix.runtime.console import say
 from hardmix.runtime.files import write_atomically
-from hardmix.settings.config import DataConfig
 
 MARK = "<!-- Made by hardmix explore. -->"
 """The page's second line; only a file that has it is overwritten."""
@@ -57,12 +55,11 @@ MANY = 0.3
 """Above this fraction of near-duplicates, the encoder is to blame rather than the images."""
 
 
-def write_explore_page(run: Path, data: DataConfig, out: Path, options: ExploreOptions) -> Path:
-    """Explore the images and write the page and its tables."""
+def write_explore_page(explore: Callable[[], Exploration], out: Path) -> Path:
+    """Explore images and write the page and its tables."""
     check_out(out, MARK)
     check_tables(tables_folder(out))  # fail before the work, not after
-    found = explore_run(run, data, options)
-    return draw_page(found, out)
+    return draw_page(explore(), out)
 
 
 def draw_page(found: Exploration, out: Path) -> Path:
@@ -96,7 +93,7 @@ def render(found: Exploration, out: Path, tables: list[str]) -> str:
             paragraph=paragraph_of(found),
             cautions=cautions_of(found),
             tables=tables,
-            origin=f"Features of {found.run}, on {found.images.name}.",
+            origin=found.about,
             written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             page_versions=versions(),
             facts=_facts(found, order, out),
@@ -151,7 +148,9 @@ def notes_of(found: Exploration, folder: str) -> dict[str, str]:
     return {
         "duplicates": sentences.ABOUT_DUPLICATES.format(folder=folder),
         "clusters": sentences.ABOUT_CLUSTERS.format(folder=folder),
-        "unusual": f"{farthest} {sentences.ABOUT_SCORES}".format(images=counted(unusual, "image")),
+        "unusual": f"{farthest} {sentences.ABOUT_SCORES}".format(
+            images=counted(unusual, "image"), folder=folder
+        ),
         "labels": sentences.ABOUT_LABELS.format(agreement=agreement, folder=folder),
     }
 
@@ -170,7 +169,7 @@ def _facts(found: Exploration, order: Int64[np.ndarray, " n"], out: Path) -> dic
     names, link = _names(found)
     unusual = found.outliers.order[: min(MOST_UNUSUAL, max(LEAST_UNUSUAL, found.outliers.number))]
     facts: dict[str, Any] = {
-        "run": str(found.run),
+        "command": f"hardmix explore {shlex.quote(str(found.source))} --query",
         "names": [names[row] for row in order],
         "link": link,
         "unlinked": [int(place[row]) for row in range(len(order)) if not _linked(found, row)],
@@ -215,10 +214,10 @@ def _tabs(found: Exploration, facts: dict[str, Any]) -> list[tuple[str, str, int
         ("clusters", "Clusters", len(facts["clusters"])),
         ("images", "All", len(found)),
         ("duplicates", "Duplicates", len(facts["duplicates"])),
-        ("unusual", "Unusual", found.outliers.number or len(facts["unusual"]["rows"])),
+        ("unusual", "Unusual", found.outliers.number),
         ("labels", "Labels", len(facts["suspects"])),
     ]
-    return [tab for tab in tabs if tab[2]]
+    return [tab for tab in tabs if tab[2] or tab[0] == "unusual"]
 
 
 def _cluster_facts(found: Exploration) -> list[dict[str, Any]]:
@@ -247,13 +246,9 @@ def _suspect_facts(found: Exploration, place: Int64[np.ndarray, " n"]) -> list[l
 
 def _names(found: Exploration) -> tuple[list[str], str]:
     """Return paths below the common folder, and its URL; names if there are no files."""
-    names = [found.name(row) for row in range(len(found))]
-    files = found.images.files
-    if files is None:
-        return names, ""
-    shared = os.path.commonpath([os.path.dirname(files[index]) for index in found.ids])
-    start = len(os.path.join(shared, ""))
-    return [name[start:] for name in names], Path(os.path.abspath(shared)).as_uri() + "/"
+    if found.images.files is None:
+        return found.short_names, ""
+    return found.short_names, Path(os.path.abspath(found.shared_folder)).as_uri() + "/"
 
 
 def _linked(found: Exploration, row: int) -> bool:

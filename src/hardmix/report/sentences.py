@@ -54,7 +54,7 @@ CONFLICTS = "{labels} in conflict with the neighbours."
 
 MANY_DUPLICATES = (
     "So many near-duplicates may be images that only this encoder cannot distinguish: inspect some"
-    " before you delete any, or raise --similarity and --edges."
+    " before you delete any, or raise --agreement."
 )
 DOUBTFUL_LABELS = (
     "Only {agreement:.0%} of the labels agree with most of their neighbours: this encoder does not"
@@ -63,16 +63,19 @@ DOUBTFUL_LABELS = (
 NO_CLUSTERS = "No clusters: clustering needs pip install 'hardmix[analysis]'."
 
 ABOUT_DUPLICATES = (
-    "The first image of each group is the one to keep: it has the most pixels, or the largest file."
-    " The others are nearly the same in features and edges. {folder}/duplicates.csv lists them."
+    "The most certain groups come first. The first image of each is the one to keep: the largest"
+    " without its border, unedited, in the largest file. {folder}/duplicates.csv lists them."
 )
 ABOUT_CLUSTERS = (
     "k-means on the features; each cluster starts with its most typical images. Its name is a word"
     " from the file names, or the most common class. {folder}/clusters.csv lists all."
 )
-FARTHEST = "{images} far from all others, the farthest first."
-NONE_FARTHEST = "No image stands out; these are the farthest from their neighbours."
-ABOUT_SCORES = "The number is 1 minus the mean similarity to the 10 nearest images."
+FARTHEST = "{images} stand out, and come first; others follow in order."
+NONE_FARTHEST = "No image stands out clearly; these have the fewest images like them."
+ABOUT_SCORES = (
+    "The number is how much farther the 20th nearest image is than it is for those 20 images."
+    " {folder}/outliers.csv ranks all images."
+)
 ABOUT_LABELS = (
     "Each image's label, and below it the most common label of the 20 nearest images."
     " {agreement:.0%} of all labels agree with most of their neighbours."
