@@ -123,7 +123,7 @@ def draw_colours(
     share = BLURS.get(augmentation, 0.5)
     chances = draws.new_tensor([0.8, 0.2 * strength, share, 0.5])
     jitter, grey, blurred, flip = (draws[:, 8:12] < chances).T
-    # What the decision on the blur leaves of its random number is uniform, whatever it was.
+    # Within either side of the decision on the blur, its random number is uniform: it serves again.
     rest = torch.where(blurred, draws[:, 10] / share, (draws[:, 10] - share) / (1 - share + 1e-12))
     solarise = (rest < SOLARISED * strength) & (augmentation == "byol-second")
     return ColourParameters(
