@@ -147,3 +147,29 @@ def test_no_weight_of_a_blur_is_denormal():
     band = colours._gaussian_band(sigma, 64)
     assert band[band > 0].min() >= colours.LEAST_WEIGHT
     torch.testing.assert_close(band.sum(dim=2), torch.ones(500, band.shape[1]), **CLOSE)
+
+
+def test_solarisation_equals_torchvisions_on_bytes():
+    images = (pictures() * 255).round().to(torch.uint8)
+    expected = reference.solarize(images, 128)
+    changed = images / 255
+    colours.solarise_(changed)
+    torch.testing.assert_close(changed, expected / 255, **CLOSE)
+
+
+def test_byols_second_views_are_blurred_and_solarised_as_often_as_published():
+    """Blur 1.0 and 0.1, solarisation 0 and 0.2, of which the blur tells nothing."""
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.rand(20_000, colours.COLOUR_DRAWS, generator=generator, dtype=torch.float64)
+    moco, first, second = (
+        colours.draw_colours(draws, name, True) for name in ("moco-v2", "byol", "byol-second")
+    )
+    assert bool((first.sigma > 0).all())
+    assert not (first.solarise | moco.solarise).any()
+    blurred = second.sigma > 0
+    assert float(blurred.float().mean()) == pytest.approx(0.1, abs=0.01)
+    for part in (blurred, ~blurred):
+        assert float(second.solarise[part].float().mean()) == pytest.approx(0.2, abs=0.03)
+    reaches = [float((each - 1).abs().max()) for each in (second.saturation, second.contrast)]
+    assert reaches == pytest.approx([0.2, 0.4], abs=1e-3)
+    assert torch.equal(moco.contrast, second.contrast)

@@ -27,7 +27,7 @@ def some_images(number, channels, height=40, width=36):
     return images.repeat_interleave(height // 5, 2).repeat_interleave(width // 6, 3)
 
 
-@pytest.mark.parametrize("augmentation", ["moco-v1", "moco-v2", "plain"])
+@pytest.mark.parametrize("augmentation", ["moco-v1", "moco-v2", "byol-second", "plain"])
 @pytest.mark.parametrize("channels", [1, 2, 3])
 @pytest.mark.parametrize("views", [1, 2])
 def test_a_gpu_makes_the_views_of_a_cpu(augmentation, channels, views):
@@ -61,7 +61,9 @@ def test_colour_and_blur_of_a_batch_take_few_launches_and_one_copy(augmentation)
         assert len(log.other_copies) == 1
 
 
-@pytest.mark.parametrize("augmentation", ["moco-v1", "moco-v2", "simclr", "plain"])
+@pytest.mark.parametrize(
+    "augmentation", ["moco-v1", "moco-v2", "simclr", "byol", "byol-second", "plain"]
+)
 def test_colours_that_a_compiler_can_fuse_are_the_usual_ones(augmentation, monkeypatch):
     """The same random numbers, sent in one copy; here without the compiler."""
     monkeypatch.setattr("hardmix.data.views.compiled_colours", lambda: colours_at_once)

@@ -11,7 +11,8 @@ from torch import nn
 
 import moco_v3_reference as published
 from hardmix.commands import main as cli
-from hardmix.methods.base import Materials, TrainingPosition, build_method
+from hardmix.data.views import ViewKind
+from hardmix.methods.base import Materials, TrainingPosition, build_method, method_class
 from hardmix.methods.moco_v3 import patch_projection
 from hardmix.runs.folder import Run
 from hardmix.runtime.device import choose_compute
@@ -132,6 +133,10 @@ def test_presets_are_the_authors():
         4096,
         1,
         0.2,
+    )
+    assert method_class("moco-v3").view_kinds(resnet) == (
+        ViewKind(),
+        ViewKind(augmentation="byol-second"),
     )
     assert (resnet.model.dim, resnet.model.key_momentum, resnet.options.hidden) == (256, 0.99, 4096)
     vit = for_backbone(resnet, "timm:vit_small_patch16_224")

@@ -61,7 +61,7 @@ def test_it_is_momentum_sgd_on_the_cross_entropy_of_labelled_images_only():
                 slopes[1] += error / 3
                 right, known = right + int(logits.argmax() == label), known + 1
         speed = [0.9 * old + new for old, new in zip(speed, slopes, strict=True)]
-        weight, bias = weight - speed[0], bias - speed[1]
+        weight, bias = weight - 2 * speed[0], bias - 2 * speed[1]
     torch.testing.assert_close(probe.tensors()["weight"].double(), weight, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(probe.tensors()["bias"].double(), bias, rtol=1e-4, atol=1e-6)
     assert float(probe.take_accuracy()) == pytest.approx(right / known)

@@ -37,9 +37,24 @@ JITTERS: dict[Augmentation, tuple[float, float]] = {
     "moco-v2": (0.4, 0.1),
     "simclr": (0.8, 0.2),
     "infomin": (0.8, 0.2),
+    "byol": (0.4, 0.1),
+    "byol-second": (0.4, 0.1),
 }
-"""Augmentations that jitter four of five views, make one of five grey and blur every other one:
-strength of brightness, contrast and saturation, and of hue."""
+"""Augmentations that jitter four of five views, make one of five grey and blur some: strength of
+brightness, contrast and saturation, and of hue."""
+
+SATURATIONS: dict[Augmentation, float] = {"byol": 0.5, "byol-second": 0.5}
+"""Strength of saturation as a share of that of brightness, unless it is 1."""
+
+BLURS: dict[Augmentation, float] = {"byol": 1.0, "byol-second": 0.1}
+"""Share of the views that are blurred, unless it is a half."""
+
+SOLARISED, BRIGHT = 0.2, 0.5
+"""Share of the views of byol-second that are solarised, and the value from which they are inverted:
+the authors' 128 of 255, halfway to 127, where rounding makes no difference."""
+
+USUAL_ORDER: tuple[Augmentation, ...] = ("moco-v2", "simclr", "byol", "byol-second")
+"""Augmentations whose order is jitter, grey, blur, solarisation and flip."""
 
 BLUR_RADIUS = 8
 """Radius of a blur in pixels: four of the largest sigma, with 0.99994 of its weight."""
@@ -79,6 +94,7 @@ class ColourParameters(NamedTuple):
     sigma: Float32[Tensor, " batch"]
     """Width of the blur in pixels; 0 for none."""
     flip: Bool[Tensor, " batch"]
+    solarise: Bool[Tensor, " batch"]
 
 
 def draw_colours(
@@ -92,14 +108,24 @@ def draw_colours(
     v1: grey 0.2; ColorJitter(0.4, 0.4, 0.4, 0.4) always; flip 0.5.
     v2: ColorJitter(0.4, 0.4, 0.4, 0.1) 0.8; grey 0.2; blur of sigma U(0.1, 2) 0.5; flip 0.5.
     simclr and infomin: as v2, with ColorJitter(0.8, 0.8, 0.8, 0.2).
-    `strength` multiplies the ranges of the jitter and the probability of grey.
+    byol: as v2, with ColorJitter(0.4, 0.4, 0.2, 0.1) and blur 1.0; byol-second: with blur 0.1 and
+    solarisation 0.2.
+    `strength` multiplies the ranges of the jitter and the probabilities of grey and solarisation.
     """
     second, plain = augmentation in JITTERS, augmentation == "plain"
     width, turn = (strength * reach for reach in JITTERS.get(augmentation, (0.4, 0.4)))
-    brightness, contrast, saturation = (1 - width + 2 * width * draws[:, 4:7].T).float()
+    reaches = width, width, width * SATURATIONS.get(augmentation, 1.0)
+    brightness, contrast, saturation = (
+        (1 - reach + 2 * reach * draw).float()
+        for reach, draw in zip(reaches, draws[:, 4:7].T, strict=True)
+    )
     hue = turn * (2 * draws[:, 7] - 1)
-    chances = draws.new_tensor([0.8, 0.2 * strength, 0.5, 0.5])
+    share = BLURS.get(augmentation, 0.5)
+    chances = draws.new_tensor([0.8, 0.2 * strength, share, 0.5])
     jitter, grey, blurred, flip = (draws[:, 8:12] < chances).T
+    # Within either side of the decision on the blur, its random number is uniform: it serves again.
+    rest = torch.where(blurred, draws[:, 10] / share, (draws[:, 10] - share) / (1 - share + 1e-12))
+    solarise = (rest < SOLARISED * strength) & (augmentation == "byol-second")
     return ColourParameters(
         order=draws[:, :4].argsort(dim=1),
         brightness=brightness,
@@ -110,6 +136,7 @@ def draw_colours(
         grey=grey & (not plain),
         sigma=((0.1 + 1.9 * draws[:, 12]) * (blurred & (second and blur))).float(),
         flip=flip,
+        solarise=solarise,
     )
 
 
@@ -211,6 +238,11 @@ def flip_(images: Images) -> None:
     images.copy_(images.flip(-1))
 
 
+def solarise_(images: Images) -> None:
+    """Invert the bright values."""
+    torch.where(images >= BRIGHT, 1 - images, images, out=images)
+
+
 def normalise(
     images: Images, mean: tuple[float, ...], std: tuple[float, ...], out: Images | None = None
 ) -> Float32[Tensor, "batch channels height width"]:
@@ -269,6 +301,7 @@ class DeviceColours(NamedTuple):
     grey: Float32[Tensor, " batch"]
     """1 for samples that become grey, otherwise 0."""
     flip: Float32[Tensor, " batch"]
+    solarise: Float32[Tensor, " batch"]
     more: Float32[Tensor, "batch columns"]
     """Further columns of the caller, sorted."""
     before: list[int]
@@ -289,15 +322,16 @@ def plan_colours(
     p, first = ColourParameters(*(each[source] for each in p)), first[source]
     blurred = (p.sigma > 0).nonzero()[:, 0]
     numbers = torch.cat([source, source.argsort(), blurred])
-    floats = [_affine(p, first, channels), 1 + p.hue, p.grey.float(), p.flip.float()]
+    floats = [_affine(p, first, channels), 1 + p.hue]
+    floats += [each.float() for each in (p.grey, p.flip, p.solarise)]
     parts = [numbers.view(torch.float32), p.sigma[blurred], *floats, more[source]]
     sent = send(torch.cat([part.flatten() for part in parts]), device)
     n, size = len(source), 2 * numbers.numel()
     source, place, blurred = sent[:size].view(torch.int64).split([n, n, len(blurred)])
-    rest = sent[size:].split([len(blurred), 6 * TURNS * n, n, n, n, more.numel()])
+    rest = sent[size:].split([len(blurred), 6 * TURNS * n, n, n, n, n, more.numel()])
     jittered = int((first >= 0).sum())
     after = [int((first >= TURNS - turn).sum()) for turn in range(TURNS)]
-    sigma, affine, hue, grey, flip, along = rest
+    sigma, affine, hue, grey, flip, solarise, along = rest
     return DeviceColours(
         source=source,
         place=place,
@@ -307,6 +341,7 @@ def plan_colours(
         hue=hue,
         grey=grey,
         flip=flip,
+        solarise=solarise,
         more=along.view(n, more.shape[1]),
         before=[int((first > turn).sum()) for turn in range(TURNS)],
         jittered=jittered,
@@ -344,9 +379,12 @@ def apply_colours_(images: Images, plan: DeviceColours, augmentation: Augmentati
         _make_grey_(images, plan)
     if augmentation != "plain":
         _jitter_(images, plan)
-    if augmentation in ("moco-v2", "simclr"):
+    if augmentation in USUAL_ORDER:
         _make_grey_(images, plan)
         _blur_some_(images, plan)
+    if augmentation == "byol-second":
+        inverted = (plan.solarise.view(-1, 1, 1, 1) > 0) & (images >= BRIGHT)
+        images = torch.where(inverted, 1 - images, images)
     flip = plan.flip.view(-1, 1, 1, 1) > 0
     return torch.where(flip, images.flip(-1), images)
 
@@ -420,11 +458,11 @@ image."""
 
 def graph_parameters(
     p: ColourParameters,
-) -> Float32[Tensor, f"batch {3 * 2 * GRAPH_TURNS + 4}"]:
+) -> Float32[Tensor, f"batch {3 * 2 * GRAPH_TURNS + 5}"]:
     """Return what `colours_at_once` needs of each sample, to be sent in one copy.
 
     Three turns before the contrast and three after it, each with factors of brightness, saturation
-    and hue; then contrast, grey, sigma and flip.
+    and hue; then contrast, grey, sigma, flip and solarisation.
     """
     turn = torch.arange(4)
     place = (p.order == CONTRAST).long().argmax(dim=1, keepdim=True)
@@ -439,8 +477,8 @@ def graph_parameters(
             chosen = now[:, places] & (p.order[:, places] == number)
             columns.append(torch.where(chosen, factor[:, None], nothing))
     contrast = torch.where(p.jitter, p.contrast, 1.0)
-    rest = torch.stack([contrast, p.grey.float(), p.sigma, p.flip.float()], dim=1)
-    return torch.cat([*columns, rest], dim=1)
+    rest = [contrast, p.grey.float(), p.sigma, p.flip.float(), p.solarise.float()]
+    return torch.cat([*columns, torch.stack(rest, dim=1)], dim=1)
 
 
 def colours_at_once(
@@ -452,8 +490,8 @@ def colours_at_once(
 
     The order is that of `apply_colours_`, but a flip may come first, and a blur last.
     """
-    turns, rest = parameters[:, :-4].view(len(parameters), 2, 3, GRAPH_TURNS), parameters[:, -4:]
-    contrast, grey, sigma, flip = (column.view(-1, 1, 1) for column in rest.unbind(dim=1))
+    turns, rest = parameters[:, :-5].view(len(parameters), 2, 3, GRAPH_TURNS), parameters[:, -5:]
+    contrast, grey, sigma, flip, solarise = (column.view(-1, 1, 1) for column in rest.unbind(dim=1))
     pixels = images if images.is_floating_point() else images.float() / 255
     pixels = torch.where(flip[:, None] > 0, pixels.flip(-1), pixels)
     red, green, blue = pixels.unbind(dim=1)
@@ -465,11 +503,14 @@ def colours_at_once(
         whole = _luma(planes).mean(dim=(1, 2), keepdim=True)
         planes = _each(planes, lambda plane: contrast * plane + (1 - contrast) * whole)
         planes = _turned(planes, turns[:, 1])
-    if augmentation in ("moco-v2", "simclr"):
+    if augmentation in USUAL_ORDER:
         planes = _saturated(planes, 1 - grey)
+    if augmentation == "byol-second":  # the blur comes before what is not linear
+        red, green, blue = _blurred(torch.stack(planes, dim=1), sigma.view(-1, 1)).unbind(dim=1)
+        planes = _solarised((red, green, blue), solarise)
     statistics = zip(planes, IMAGENET_MEAN, IMAGENET_STD, strict=True)
     coloured = torch.stack([(plane - mean) / std for plane, mean, std in statistics], dim=1)
-    if augmentation in ("moco-v2", "simclr"):  # its weights add up to 1
+    if augmentation in USUAL_ORDER and augmentation != "byol-second":  # its weights add up to 1
         coloured = _blurred(coloured, sigma.view(-1, 1))
     return coloured
 
@@ -498,6 +539,12 @@ def _luma(planes: Planes) -> Tensor:
 def _saturated(planes: Planes, factor: Tensor) -> Planes:
     grey = _luma(planes)
     return _each(planes, lambda plane: grey + factor * (plane - grey))
+
+
+def _solarised(planes: Planes, chosen: Tensor) -> Planes:
+    return _each(
+        planes, lambda plane: torch.where((chosen > 0) & (plane >= BRIGHT), 1 - plane, plane)
+    )
 
 
 def _with_hue(planes: Planes, factor: Tensor) -> Planes:

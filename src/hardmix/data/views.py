@@ -37,6 +37,7 @@ from hardmix.data.colours import (
     graph_parameters,
     normalise,
     plan_colours,
+    solarise_,
 )
 from hardmix.data.crops import CROP_DRAWS, CropBoxes, cut_crops, draw_crops, resized_crops
 from hardmix.data.rand_augment import RAND_DRAWS, Operation, rand_stages
@@ -185,8 +186,13 @@ def _recipe(kind: ViewKind, config: DataConfig, first: int) -> _Recipe:
     return _Recipe(own, kind.number, first, max_scale)
 
 
-def usual_views(number: int) -> tuple[ViewKind, ...]:
-    """Return the kinds of a method whose views all follow data.*."""
+def usual_views(number: int, augmentation: Augmentation | None = None) -> tuple[ViewKind, ...]:
+    """Return the kinds of a method whose views all follow data.*.
+
+    With BYOL's augmentation, the second of two views is made in another way than the first.
+    """
+    if number == 2 and augmentation == "byol":
+        return ViewKind(), ViewKind(augmentation="byol-second")
     return (ViewKind(number),)
 
 
@@ -396,7 +402,8 @@ def colour_stages(
 ) -> list[Stage]:
     """Return official MoCo's operations after the crop, in their order, for a CPU.
 
-    v1: grey, jitter, flip; v2: jitter, grey, blur, flip. Images without three channels have no
+    v1: grey, jitter, flip; v2: jitter, grey, blur, flip, and BYOL's second views are solarised
+    before the flip. Images without three channels have no
     saturation, hue or grey, but brightness and contrast. `rand` has the random numbers of InfoMin's
     two operations of RandAugment.
     """
@@ -416,10 +423,13 @@ def colour_stages(
     grey = [Stage((~p.grey).long(), [unsaturate])] if channels == 3 else []
     blur = Stage((p.sigma == 0).long(), [adjust(blur_, p.sigma)])
     flip = Stage((~p.flip).long(), [lambda images, _: flip_(images)])
+    solarise = Stage((~p.solarise).long(), [lambda images, _: solarise_(images)])
     orders = {
         "moco-v1": [*grey, *jitter, flip],
         "moco-v2": [*jitter, *grey, blur, flip],
         "simclr": [*jitter, *grey, blur, flip],
+        "byol": [*jitter, *grey, blur, flip],
+        "byol-second": [*jitter, *grey, blur, solarise, flip],
         "plain": [flip],
     }
     if augmentation == "infomin":

@@ -134,9 +134,10 @@ class Method(nn.Module):
         self._shared: dict[str, nn.Module] = {}  # not registered, so that they are not saved twice
 
     @classmethod
-    def view_kinds(cls, config: PretrainConfig) -> tuple[ViewKind, ...]:  # noqa: ARG003
+    def view_kinds(cls, config: PretrainConfig) -> tuple[ViewKind, ...]:
         """Return the kinds of views that a batch has, in order: sizes, crops and colours."""
-        return usual_views(cls.views)
+        data = config.data
+        return usual_views(cls.views, data.augmentation if data.views is None else None)
 
     def new_encoder(self) -> Encoder:
         """Return trunk and head as the settings say, or with the user's own trunk."""

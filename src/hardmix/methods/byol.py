@@ -9,8 +9,8 @@ Read in deepmind-research/byol (byol_experiment.py, configs/byol.py, utils/sched
 passes the networks in a batch of its own, batch norm is over all processes, the target's momentum
 rises from its base (model.key_momentum) to 1 over half a cosine, and it is updated after the
 optimizer's step, which is here the beginning of the next one. Decided: the target starts as a copy
-(the authors draw it anew and saw no difference), and views are those of data.augmentation for both
-sides (the authors blur the first always, the second rarely, and solarise some of the second).
+(the authors draw it anew and saw no difference), and both views are blurred alike: the authors blur
+the first always, the second rarely, and solarise some of the second (`data.augmentation` byol).
 """
 
 import copy

@@ -17,9 +17,7 @@ that ends a head has no scale and shift.
 Decided: a trunk counts as a Vision Transformer if it has a patch embedding (`patch_embed.proj`).
 Initial weights and positions are timm's and torchvision's: the authors fix sine-cosine positions,
 draw weights from other distributions, begin residual branches at zero, and give their ViT-S twelve
-heads, timm's six. Views are those of data.augmentation for both sides: the authors blur the first
-always and the second rarely, and solarise some of the second. With `mix.*`, MoCHi's points are made
-of the other images' keys.
+heads, timm's six. With `mix.*`, MoCHi's points are made of the other images' keys.
 """
 
 import copy

@@ -62,7 +62,8 @@ class DataConfig:
     """Image channels, 1 to 16. Unless it is 3, the colour operations are skipped."""
     augmentation: Augmentation = "moco-v2"
     """Random changes that make a view of an image. moco-v2's are stronger than moco-v1's, simclr
-    has twice the jitter, infomin adds RandAugment (on the CPU), and plain is crop and flip only."""
+    has twice the jitter, infomin adds RandAugment (on the CPU), byol blurs the first view always,
+    the second rarely, and solarises some of the second (byol-second), plain is crop and flip."""
     colour_strength: float = setting(1.0, later=True, name="strength of colour changes")
     """Factor on the colour changes of data.augmentation, 0 to 1: the jitter's ranges and the
     probability of grey. 1: as published; 0: colours stay as they are. Lower it if colour tells

@@ -91,9 +91,10 @@ Decoder = Literal["cpu", "cuda"]
 KMeans = Literal["auto", "sklearn", "faiss"]
 """Libraries of PCL's k-means."""
 
-Augmentation = Literal["moco-v1", "moco-v2", "simclr", "infomin", "plain"]
+Augmentation = Literal["moco-v1", "moco-v2", "simclr", "infomin", "byol", "byol-second", "plain"]
 """Operations on a view after its random crop: official MoCo's colour changes, SimCLR's, which are
-twice as strong, InfoMin's, which add RandAugment, or only a flip."""
+twice as strong, InfoMin's, which add RandAugment, BYOL's, which blur the first view always and the
+second rarely and solarise some of the second, or only a flip."""
 Head = Literal["linear", "mlp", "mlp-bn"]
 OptimizerName = Literal["sgd", "lars", "adamw"]
 Schedule = Literal["cosine", "step"]

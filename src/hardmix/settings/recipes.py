@@ -260,7 +260,8 @@ def _moco_v3(config: PretrainConfig) -> PretrainConfig:
     """MoCo v3, ResNet-50: batch 4096, LARS 0.6 per 256, tau 1, momentum from 0.99.
 
     These are the authors' settings for 100 epochs; `for_backbone` has those for transformers.
-    For small images the recipe's tau, and a rate per 256 images as BYOL's there.
+    Views are BYOL's. For small images MoCo-v2's views, the recipe's tau, and a rate per 256 images
+    as BYOL's there.
     """
     small = is_small(config)
     config = _unmixed(config, "moco-v3", MocoV3Options(hidden=512 if small else 4096))
@@ -269,6 +270,7 @@ def _moco_v3(config: PretrainConfig) -> PretrainConfig:
     temperature = config.train.temperature if small else 1.0
     return replace(
         config,
+        data=replace(config.data, augmentation="moco-v2" if small else "byol"),
         model=replace(config.model, dim=128 if small else 256, key_momentum=0.99),
         train=replace(config.train, temperature=temperature),
     )

@@ -6,8 +6,8 @@ torch.compile compiles nothing. Each batch is classified before the probe learns
 without a label take no part, and gradients are sums over all processes, so that the probe does not
 depend on their number.
 
-Features have unit length here. The loss is then smooth enough for one learning rate to be stable
-for every trunk (momentum SGD needs lr < 2 (1 + momentum) / curvature, which is at most 1/2).
+Features have unit length here, so that one learning rate is stable for every trunk: momentum SGD
+needs lr < 2 (1 + momentum) / curvature, and the curvature, with the bias, is at most 1.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ from hardmix.runtime.distributed import add_up
 from hardmix.settings.config import DataConfig, OptimizerConfig
 from hardmix.training.optimizers import build_optimizer
 
-SGD = OptimizerConfig(lr=1.0, momentum=0.9, weight_decay=0.0)
+SGD = OptimizerConfig(lr=2.0, momentum=0.9, weight_decay=0.0)
 """The probe's own optimizer; its learning rate is constant, as the features keep changing."""
 
 Call = tuple[torch.Size, Tensor]
