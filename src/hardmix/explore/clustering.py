@@ -119,6 +119,34 @@ def cluster_names(labels: Int64[np.ndarray, " n"], names: Sequence[str]) -> list
     return titles
 
 
+def distinct_names(
+    grouped: Clusters | None,
+    names: Sequence[str],
+    labels: Int64[np.ndarray, " n"],
+    classes: Sequence[str],
+) -> list[str]:
+    """Name clusters by their most common class or words of the files, each differently.
+
+    A class names a cluster if half of its images have it, and twice as many as elsewhere; labels
+    below 0 are unknown.
+    """
+    if grouped is None:
+        return []
+    everywhere = np.bincount(labels[labels >= 0], minlength=1)
+    taken: Counter[str] = Counter()
+    titles = []
+    for cluster, words in enumerate(cluster_names(grouped.labels, names)):
+        members = grouped.labels == cluster
+        size, counts = int(members.sum()), np.bincount(labels[members & (labels >= 0)], minlength=1)
+        best = int(counts.argmax())
+        common = classes[best] if classes and 2 * counts[best] >= size else ""
+        telling = counts[best] * everywhere.sum() >= LEAST_LIFT * everywhere[best] * size
+        name = (common if telling else "") or words or common or f"cluster {cluster + 1}"
+        taken[name] += 1
+        titles.append(f"{name} ({taken[name]})" if taken[name] > 1 else name)
+    return titles
+
+
 def words_of(name: str) -> set[str]:
     """Return the words of a path in lower case, without numbers, suffixes and camera words."""
     stem = re.sub(r"\.\w{1,5}$", "", name)
