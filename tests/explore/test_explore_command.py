@@ -165,6 +165,7 @@ def test_bad_input_is_one_message_and_status_2(run, photos, tmp_path, capfd):
         (["explore", run, *root, "--weights", "timm"], "remove --weights"),
         (["explore", photos, "--weights", tmp_path / "none.pth"], "none.pth"),
         (["explore", photos, "--data.root", photos], "not a run"),
+        (["explore", photos, "--out", photos.with_suffix(".html")], "the folder of the images"),
         (["explore", tmp_path / "other"], "no images"),
         (["explore", run, *root, "--query", tmp_path / "text.png"], "text.png"),
         (["explore", run, *root, "--query", tmp_path / "none.png"], "none.png"),
@@ -280,7 +281,7 @@ def test_pictures_are_the_middle_square_of_every_kind_of_image(tmp_path):
     gone = pictures.make_pictures(images, [0, 1, 2], workers=0, tile=32)
     assert (gone.tiles[1] == 128).all()
     sizes = [pictures.tile_for(number) for number in (10, 3000, 12_000, 50_000, 10**6)]
-    assert sizes == [128, 128, 64, 32, 32]
+    assert sizes == [256, 128, 64, 32, 32]
 
 
 def test_pictures_and_sizes_come_from_the_files_even_if_the_encoder_sees_less(run, photos):

@@ -3,6 +3,8 @@
 import csv
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -100,11 +102,13 @@ def test_every_view_loads_without_errors_requests_or_sideways_scrolling(
 ):
     chrome.show(page, width, scheme)
     views = chrome.run("[...document.querySelectorAll('[data-view]')].map(e => e.dataset.view)")
-    assert views[:5] == ["queries", "clusters", "images", "duplicates", "unusual"]
+    assert views[:4] == ["queries", "clusters", "images", "duplicates"]
+    assert "unusual" in views
     for view in views:
         chrome.run(f"document.querySelector('[data-view={view}]').click()")
         assert settled(chrome) > 0, view
-        chrome.run("document.querySelector('#list .tile:last-child').click()")
+        tiles = "[...document.querySelectorAll('#list .tile')]"
+        chrome.run(f"{tiles}.find(each => Number(each.dataset.index) < 301).click()")
         assert settled(chrome, "#detail canvas") > 20
         assert chrome.run("document.documentElement.scrollWidth") <= width
         wide = chrome.run(
@@ -212,6 +216,80 @@ def test_duplicates_name_the_one_to_keep(chrome, page):
     assert [Path(row["name"]).name for row in rows] == ["large-copy.png", "9.png"]
 
 
+SAVED = """
+(async id => {
+  const blobs = [], names = [];
+  const make = URL.createObjectURL;
+  URL.createObjectURL = blob => { blobs.push(blob); return make.call(URL, blob); };
+  const click = HTMLAnchorElement.prototype.click;
+  HTMLAnchorElement.prototype.click = function () { names.push(this.download); };
+  document.getElementById(id).click();
+  URL.createObjectURL = make;
+  HTMLAnchorElement.prototype.click = click;
+  return [names[0], await blobs[0].text()];
+})
+"""
+
+
+def test_ticked_copies_are_moved_by_the_saved_script_and_nothing_is_deleted(
+    chrome, page, found, tmp_path
+):
+    show(chrome, page, "duplicates")
+    assert chrome.run("document.getElementById('ticked').textContent") == "1 ticked"
+    assert "900" not in chrome.run("document.querySelector('#list').innerText")
+    assert "90 \u00d7 75" in chrome.run("document.querySelector('#list').innerText")
+    name, text = chrome.run(f"{SAVED}('save-list')")
+    assert (name, text) == ("duplicates.txt", "<b>dogs/9.png\n")
+    name, text = chrome.run(f"{SAVED}('save-script')")
+    assert name == "move-duplicates.py"
+    root = tmp_path / "photos"
+    shutil.copytree(found.shared_folder, root)
+    before = sorted(root.rglob("*.png"))
+    script = tmp_path / name
+    script.write_text(text.replace(json.dumps(found.shared_folder), repr(str(root))))
+    for said in ("1 of 1 files moved", "missing"):
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+        assert said in done.stdout, done.stderr
+    assert (tmp_path / "photos-duplicates" / "<b>dogs" / "9.png").exists()
+    assert sorted(root.rglob("*.png")) == [file for file in before if file.name != "9.png"]
+    chrome.run("document.querySelector('.ticked input').click()")
+    assert chrome.run("document.getElementById('ticked').textContent") == "0 ticked"
+    assert chrome.run("document.getElementById('save-script').disabled")
+
+
+def test_a_slider_hides_copies_that_are_less_certain(chrome, page, found):
+    show(chrome, page, "duplicates")
+    certainty = float(found.duplicates.groups[0].similarities[0])
+    assert 0.85 <= certainty < 1
+    move = "(e => {{ e.value = {}; e.dispatchEvent(new Event('input')); }})({})"
+    slider = "document.getElementById('least')"
+    chrome.run(move.format(1, slider))
+    assert chrome.run("document.querySelectorAll('#list .tile').length") == 0
+    assert chrome.run("document.getElementById('certainty').textContent") == "1.00"
+    chrome.run(move.format(0.85, slider))
+    assert settled(chrome) == 2
+
+
+def test_the_panel_covers_neither_the_search_nor_the_views(chrome, page):
+    show(chrome, page)
+    chrome.run("document.querySelector('#list .tile').click()")
+    right = "Math.max(...[...document.querySelectorAll('.bar *, header *')].map(each =>"
+    right += " each.getBoundingClientRect().right))"
+    panel = chrome.run("document.getElementById('detail').getBoundingClientRect().left")
+    assert chrome.run(right) <= panel
+
+
+def test_a_count_never_stands_beside_the_sentence_that_nothing_stands_out(chrome, page, found):
+    chrome.show(page)
+    count = chrome.run("document.querySelector('[data-view=unusual]').textContent")
+    number = found.outliers.number
+    assert count == (f"Unusual{number}" if number else "Unusual")
+    none = "No image stands out" in chrome.run("document.querySelector('.lead').textContent")
+    assert none == (number == 0)
+    names = chrome.run("JSON.parse(document.getElementById('facts').textContent).clusters")
+    assert len({each["name"] for each in names}) == len(names)
+
+
 def test_a_cluster_is_opened_and_closed_again(chrome, page, found):
     show(chrome, page, "clusters")
     assert chrome.run("document.querySelectorAll('#list h3').length") >= 2
@@ -297,6 +375,7 @@ def test_another_dropped_picture_is_compared_by_colours_and_that_is_said(chrome,
     said = dropped(chrome, "33.png", scene(5000))
     assert "not in this set" in said
     assert "--query 33.png" in said
+    assert "of the first 10 by colours and layout" in said
     assert settled(chrome) > 20
     assert chrome.run("document.getElementById('detail').hidden")
 

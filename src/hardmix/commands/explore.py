@@ -93,6 +93,11 @@ def _check(options: Any, bare: bool) -> None:
     """Raise InputError if the folder is missing, or options do not belong to it."""
     if not options.folder.exists():
         raise InputError(f"{options.folder} does not exist: name a folder of images, or a run.")
+    if bare and options.out.with_suffix("").resolve() == options.folder.resolve():
+        raise InputError(
+            f"--out={options.out} would write tables into {options.folder}, the folder of the"
+            " images: choose another name."
+        )
     if bare and options.data.root is not None:
         raise InputError(
             f"{options.folder} is not a run, so --data.root={options.data.root} has no meaning:"

@@ -5,6 +5,7 @@ a folder next to the page.
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +26,7 @@ from hardmix.data.sources import data_name, open_images
 from hardmix.errors import InputError
 from hardmix.evaluation.features import Features, csv_bytes, extract, features_of
 from hardmix.evaluation.trained_encoder import TrainedEncoder, load_encoder
-from hardmix.explore.clustering import Clusters, cluster_names, clusters
+from hardmix.explore.clustering import LEAST_LIFT, Clusters, cluster_names, clusters
 from hardmix.explore.copies import find_copies
 from hardmix.explore.near_duplicates import Duplicates
 from hardmix.explore.neighbour_sheets import sheet_html, tile_of
@@ -86,7 +87,7 @@ class ExploreOptions:
     groups: str | None = None
     """Groups of images between which copies are leaks: a level of folders, or a regular expression.
     """
-    queries: tuple[Path, ...] = ()
+    queries: tuple[Path | str, ...] = ()
     """Other images to find neighbours of."""
     seed: int = 0
     """Seed of the clustering."""
@@ -129,7 +130,7 @@ class Exploration:
     clusters: Clusters | None
     """None without scikit-learn."""
     names_of_clusters: list[str]
-    """Names of the clusters; empty if no word fits."""
+    """Names of the clusters, all different."""
     outliers: Outliers
     mislabelled: Mislabelled | None
     """None without labels."""
@@ -229,7 +230,7 @@ def explore_run(
     run, options = Path(run), options or ExploreOptions()
     data = data or Run.open(run).config().data
     encoder = load_encoder(run, or_checkpoint=True)
-    asked = [_features_of_file(encoder, file, data) for file in options.queries]
+    asked = [_features_of_file(encoder, Path(file), data) for file in options.queries]
     features, images = features_of(run, data, encoder)
     about = f"Images are compared by the encoder of {printable(run)}."
     return explore_features(run, images, features, options, data, asked, about)
@@ -262,7 +263,7 @@ def folder(
         data = replace(data, channels=encoder.channels)
     data = replace(data, image_size=encoder.image_size)
     say(about)
-    asked = [_features_of_file(encoder, file, data) for file in options.queries]
+    asked = [_features_of_file(encoder, Path(file), data) for file in options.queries]
     if data.name in ("folder", "imagenet", "imagenet100"):
         images = open_every(data)
     else:
@@ -353,15 +354,22 @@ def _clusters(vectors: Float32[Tensor, "n dim"], options: ExploreOptions) -> Clu
 def _names_of_clusters(
     grouped: Clusters | None, images: ImageSet, ids: list[int], labels: Int64[np.ndarray, " n"]
 ) -> list[str]:
-    """Name clusters by words of the files or, if no word fits, by the most common class."""
+    """Name clusters by words of the files or the most common class, each by a name of its own."""
     if grouped is None:
         return []
     names = cluster_names(grouped.labels, [images.name_of(index) for index in ids])
-    for cluster, name in enumerate(names):
-        here = labels[grouped.labels == cluster]
-        counts = np.bincount(here[here != UNKNOWN]) if (here != UNKNOWN).any() else np.zeros(1)
-        if not name and images.classes and 2 * counts.max() >= len(here):
-            names[cluster] = images.classes[int(counts.argmax())]
+    known = labels[labels != UNKNOWN]
+    everywhere = np.bincount(known, minlength=1)
+    taken: Counter[str] = Counter()
+    for cluster, words in enumerate(names):
+        here = labels[(grouped.labels == cluster) & (labels != UNKNOWN)]
+        counts = np.bincount(here, minlength=1)
+        size, best = int((grouped.labels == cluster).sum()), int(counts.argmax())
+        common = images.classes[best] if images.classes and 2 * counts[best] >= size else ""
+        telling = counts[best] * len(known) >= LEAST_LIFT * everywhere[best] * size
+        name = (common if telling else "") or words or common or f"cluster {cluster + 1}"
+        taken[name] += 1
+        names[cluster] = f"{name} ({taken[name]})" if taken[name] > 1 else name
     return names
 
 
@@ -375,7 +383,7 @@ def _mislabelled(
 
 
 def _queries(
-    files: tuple[Path, ...],
+    files: tuple[Path | str, ...],
     asked: list[Float32[Tensor, " dim"]],
     vectors: Float32[Tensor, "n dim"],
     mean: Float32[Tensor, " dim"],
@@ -387,7 +395,7 @@ def _queries(
     near = neighbours(vectors, VOTERS, queries=torch.stack(asked) - mean)
     pairs = zip(files, near.indices, near.similarities, strict=True)
     return [
-        OutsideImage(printable(file), picture_of(file, channels, tile), indices, similarities)
+        OutsideImage(printable(file), picture_of(Path(file), channels, tile), indices, similarities)
         for file, indices, similarities in pairs
     ]
 

@@ -20,7 +20,7 @@ from hardmix.data.image_set import ImageSet
 from hardmix.data.workers import WorkerPool
 from hardmix.runtime.console import progress
 
-TILES = (128, 96, 64, 48, 32)
+TILES = (256, 192, 128, 96, 64, 48, 32)
 """Pixels of a thumbnail's side. Multiples of 16, so that a codec's blocks hold one picture."""
 ALL_PIXELS = 52_000_000
 """Most pixels of all thumbnails together: 50,000 of 32 pixels, 3,000 of 128."""

@@ -20,6 +20,7 @@
   const nearness = once(() => new Int8Array(bytes("similarities").buffer));
   const vectors = once(() => new Int8Array(bytes("vectors").buffer));
   const group = once(() => new Int16Array(bytes("clusters").buffer));
+  const sizes = once(() => new Uint32Array(bytes("sizes").buffer));
   const label = once(() => new Int16Array(bytes("labels").buffer));
   const sprites = new Map();
   function sprite(at) {
@@ -51,6 +52,11 @@
   const shortName = (index) => nameOf(index).split("/").pop();
   const className = (index) => (label()[index] < 0 ? "" : classes[label()[index]]);
   const clusterName = (cluster) => clusters[cluster].name || `Cluster ${cluster + 1}`;
+  const weight = (value) => (value >= 1e6 ? `${(value / 1e6).toFixed(1)} MB` : `${Math.max(1, Math.round(value / 1e3))} kB`);
+  const sizeOf = (index) => {
+    const [width, height, size] = sizes().subarray(3 * index, 3 * index + 3);
+    return `${width} \u00d7 ${height}${size ? `, ${weight(size)}` : ""}`;
+  };
   const all = once(() => Uint32Array.from({ length: number }, (_, index) => index));
 
   // -- views: a list of sections, each with a head and pictures -----------------------------------
@@ -58,11 +64,23 @@
   const VIEWS = {
     images: () => ({ title: "All images", note: "Ordered by cluster, the most typical first. Choose an image to see the most similar ones.", sections: [{ items: all() }] }),
     duplicates: () => ({
-      title: "Near-duplicates", note: facts.notes.duplicates,
-      sections: facts.duplicates.map(({ keep, others, similar }) => ({
-        title: `${others.length + 1} nearly the same`, note: `keep ${nameOf(keep)}`, items: [keep, ...others],
+      title: "Near-duplicates", note: facts.notes.duplicates, actions: true,
+      sections: certain().map(({ keep, others, similar }) => ({
+        title: `${others.length + 1} nearly the same`, note: `keep ${nameOf(keep)}`, items: [keep, ...others], lines: 2, ticks: true,
         badge: (place) => (place ? "" : "keep"), caption: (index, place) => (place ? `${similarity(similar[place - 1])} ${shortName(index)}` : shortName(index)),
+        second: sizeOf,
       })),
+    }),
+    leaks: () => ({
+      title: "Leaks", note: facts.notes.leaks,
+      sections: facts.leaks.map(([row, group, other, otherGroup, value]) => ({
+        title: `${group} and ${otherGroup}`, note: `agreement ${similarity(value)}`, items: [row, other], lines: 2,
+        caption: (_, place) => (place ? otherGroup : group), second: shortName,
+      })),
+    }),
+    quality: () => ({
+      title: "Quality", note: facts.notes.quality,
+      sections: facts.flaws.map((flaw) => ({ title: flaw.title, note: `${count(flaw.rows.length)} image${flaw.rows.length === 1 ? "" : "s"}; ${flaw.note}`, items: flaw.rows, lines: 2, caption: (_, place) => flaw.values[place], second: shortName })),
     }),
     clusters: () => ({
       title: "Clusters", note: facts.notes.clusters,
@@ -90,6 +108,33 @@
     },
     alike: () => alike,
   };
+  // -- near-duplicates: how certain, which are ticked, and what is saved ---------------------------
+  let least = facts.least;
+  const unticked = new Set();
+  const certain = () => facts.duplicates.map(({ keep, others, similar }) => ({ keep, others: others.filter((_, at) => similar[at] >= least), similar: similar.filter((value) => value >= least) })).filter((group) => group.others.length);
+  const ticked = () => certain().flatMap((group) => group.others).filter((index) => !unticked.has(index));
+  function save(name, text) {
+    const link = make("a", { href: URL.createObjectURL(new Blob([text], { type: "text/plain" })), download: name });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
+  function countTicked() {
+    const chosen = ticked(), odd = chosen.filter((index) => facts.unlinked.includes(index)).length;
+    find("ticked").textContent = `${count(chosen.length)} ticked${odd ? `; ${odd} have names that a script cannot hold` : ""}`;
+    find("save-list").disabled = find("save-script").disabled = !chosen.length;
+  }
+  const movable = () => ticked().filter((index) => !facts.unlinked.includes(index)).map((index) => names[index]);
+  find("save-list").addEventListener("click", () => save("duplicates.txt", ticked().map((index) => `${names[index]}\n`).join("")));
+  find("save-script").addEventListener("click", () => save("move-duplicates.py", facts.mover.replace("__ROOT__", () => JSON.stringify(facts.root)).replace("__FILES__", () => JSON.stringify(movable(), null, 4))));
+  find("save-script").hidden = !facts.mover;
+  find("least").min = find("least").value = facts.least;
+  find("least").addEventListener("input", (event) => {
+    least = Number(event.target.value);
+    find("certainty").textContent = similarity(least);
+    go("duplicates", undefined, true);
+  });
+  find("certainty").textContent = similarity(least);
+
   let wanted = "", alike = { title: "", note: "", sections: [] };
 
   // -- the list: rows with known heights, of which those in sight are made ------------------------
@@ -176,9 +221,15 @@
       button.dataset.row = row;
       button.tabIndex = focus === button.dataset.place ? 0 : -1;
       button.firstChild.style.width = button.firstChild.style.height = button.style.width = `${side}px`;
-      element.append(button);
+      element.append(section.ticks && place ? withTick(button, index) : button);
     }
     return element;
+  }
+  function withTick(button, index) {
+    const tick = make("input", { type: "checkbox", "aria-label": `Move ${nameOf(index)}` });
+    tick.checked = !unticked.has(index);
+    tick.addEventListener("change", () => { if (tick.checked) unticked.delete(index); else unticked.add(index); countTicked(); });
+    return make("div", { class: "ticked" }, button, tick);
   }
   function focusOn(section, place) {
     const row = starts[section] + Math.floor(place / columns);
@@ -229,6 +280,7 @@
     const title = make("h2", { tabindex: "-1" }, ...(facts.link && !facts.unlinked.includes(index) ? [make("a", { href: facts.link + names[index].split("/").map(encodeURIComponent).join("/") }, names[index])] : [names[index]]));
     const about = make("dl");
     const fact = (name, ...value) => about.append(make("dt", {}, name), make("dd", {}, ...value));
+    fact("Size", sizeOf(index));
     if (className(index)) fact("Class", className(index));
     if (clusters.length) {
       const button = make("button", { type: "button" }, clusterName(group()[index]));
@@ -304,7 +356,7 @@
     const namesake = order.find((index) => shortName(index) === file.name && far[index] <= 3 * SAME);
     const same = namesake ?? (far[order[0]] <= SAME ? order[0] : undefined);
     const note = same !== undefined ? `${file.name} is in this set: ${names[same]}. Its neighbours come from the encoder; below are images of similar colours and layout.`
-      : `${file.name} is not in this set. A page cannot run the encoder: these images have similar colours and layout (8 \u00d7 8 pixels). Choose one to see its neighbours, or use the encoder: ${facts.command} ${file.name}`;
+      : `${file.name} is not in this set. A page cannot run the encoder: these images have similar colours and layout. ${facts.exactness} Choose one to see its neighbours, or use the encoder: ${facts.command} ${file.name}`;
     alike = { title: `Similar to ${file.name}`, note, sections: [{ items: order, caption: shortName }] };
     go("alike");
     if (same !== undefined) choose(same, true);
@@ -319,19 +371,21 @@
 
   // -- which view ---------------------------------------------------------------------------------
   const buttons = new Map(tabs.map(([name, text, amount]) => {
-    const button = make("button", { type: "button", "data-view": name }, text, make("small", {}, count(amount)));
+    const button = make("button", { type: "button", "data-view": name }, text, ...(amount ? [make("small", {}, count(amount))] : []));
     button.addEventListener("click", () => go(name));
     find("views").append(button);
     return [name, button];
   }));
-  function go(name, argument) {
+  function go(name, argument, same = false) {
     view = VIEWS[name](argument);
     focus = null;
+    find("actions").hidden = !view.actions;
+    if (view.actions) countTicked();
     const owner = name === "cluster" ? "clusters" : name;
     buttons.forEach((button, each) => button.setAttribute("aria-current", String(each === owner)));
     find("heading").textContent = view.title;
     find("note").textContent = view.note;
-    if (scrollY > find("about").offsetTop) scrollTo({ top: find("about").offsetTop - 60, behavior: "instant" });
+    if (!same && scrollY > find("about").offsetTop) scrollTo({ top: find("about").offsetTop - 60, behavior: "instant" });
     layOut();
   }
   let waiting;

@@ -49,6 +49,49 @@ WIDTH = 64
 LEAST_UNUSUAL = 24
 """Unusual images shown, even if fewer stand out."""
 MOST_UNUSUAL = 500
+MOST_LEAKS = 2000
+"""Leaks shown."""
+LAYOUT, LOOKED_AT, MOST_ASKED = 8, 10, 300
+"""Fields along a side by which the page compares a dropped picture; of how many of its first
+results it says how good they are; and images for which that is measured."""
+FLAWS = {
+    "blurred": "Blurred",
+    "dark": "Dark",
+    "bright": "Bright",
+    "empty": "Empty",
+    "tiny": "Tiny",
+    "long": "Very long or very tall",
+}
+"""Titles of the sections of the view of quality."""
+MOVER = '''"""Move the files below to another folder; nothing is deleted. Made by hardmix explore.
+
+    python move-duplicates.py [FOLDER]
+
+FOLDER is where they go, with their paths: by default next to ROOT, with -duplicates in its name.
+"""
+
+import os
+import shutil
+import sys
+
+ROOT = __ROOT__
+FILES = __FILES__
+
+target = sys.argv[1] if len(sys.argv) > 1 else ROOT + "-duplicates"
+moved = 0
+for name in FILES:
+    old, new = os.path.join(ROOT, name), os.path.join(target, name)
+    if not os.path.isfile(old):
+        print("missing:", old)
+    elif os.path.lexists(new):
+        print("already there:", new)
+    else:
+        os.makedirs(os.path.dirname(new), exist_ok=True)
+        shutil.move(old, new)
+        moved += 1
+print(moved, "of", len(FILES), "files moved to", target)
+'''
+"""The script that the page saves, with the names of the files that are ticked."""
 DOUBTFUL = 0.5
 """Below this fraction of labels that agree with their neighbours, the encoder is to blame."""
 MANY = 0.3
@@ -120,6 +163,11 @@ def paragraph_of(found: Exploration) -> str:
         paragraph = [sentences.DUPLICATES.format(groups=groups, images=images)]
     if found.clusters is not None:
         paragraph.append(f"{counted(len(found.clusters.centres), 'cluster')}.")
+    flawed = sum(len(flaw.rows) for flaw in found.flaws)
+    if flawed:
+        paragraph.append(sentences.FLAWED.format(flaws=counted(flawed, "flaw")))
+    if found.leaks is not None:
+        paragraph.append(sentences.LEAKS.format(leaks=counted(len(found.leaks), "leak")))
     template = sentences.OUTLIERS if outliers else sentences.NO_OUTLIERS
     paragraph.append(template.format(images=counted(outliers, "image")))
     if labels is not None:
@@ -135,6 +183,9 @@ def cautions_of(found: Exploration) -> list[str]:
         cautions.append(sentences.MANY_DUPLICATES)
     if labels is not None and labels.agreement < DOUBTFUL:
         cautions.append(sentences.DOUBTFUL_LABELS.format(agreement=labels.agreement))
+    if found.unreadable:
+        files = counted(len(found.unreadable), "file")
+        cautions.append(sentences.UNREADABLE.format(files=files))
     if found.clusters is None:
         cautions.append(sentences.NO_CLUSTERS)
     return cautions
@@ -151,6 +202,8 @@ def notes_of(found: Exploration, folder: str) -> dict[str, str]:
         "unusual": f"{farthest} {sentences.ABOUT_SCORES}".format(
             images=counted(unusual, "image"), folder=folder
         ),
+        "leaks": sentences.ABOUT_LEAKS.format(folder=folder),
+        "quality": sentences.ABOUT_QUALITY.format(folder=folder),
         "labels": sentences.ABOUT_LABELS.format(agreement=agreement, folder=folder),
     }
 
@@ -186,6 +239,16 @@ def _facts(found: Exploration, order: Int64[np.ndarray, " n"], out: Path) -> dic
             }
             for group in found.duplicates.groups
         ],
+        "least": found.duplicates.threshold,
+        "root": os.path.abspath(found.shared_folder) if link else "",
+        "mover": MOVER if link else "",
+        "leaks": [
+            [int(place[leak.row]), leak.group, int(place[leak.other]), leak.other_group, value]
+            for leak in (found.leaks or [])[:MOST_LEAKS]
+            for value in _rounded(np.array([leak.agreement]))
+        ],
+        "flaws": _flaw_facts(found, place),
+        "exactness": exactness_of(found),
         "unusual": {
             "rows": place[unusual].tolist(),
             "scores": _rounded(found.outliers.scores[unusual]),
@@ -214,6 +277,8 @@ def _tabs(found: Exploration, facts: dict[str, Any]) -> list[tuple[str, str, int
         ("clusters", "Clusters", len(facts["clusters"])),
         ("images", "All", len(found)),
         ("duplicates", "Duplicates", len(facts["duplicates"])),
+        ("leaks", "Leaks", len(found.leaks or [])),
+        ("quality", "Quality", sum(len(flaw["rows"]) for flaw in facts["flaws"])),
         ("unusual", "Unusual", found.outliers.number),
         ("labels", "Labels", len(facts["suspects"])),
     ]
@@ -229,6 +294,44 @@ def _cluster_facts(found: Exploration) -> list[dict[str, Any]]:
         {"name": name, "size": int(size), "first": int(first)}
         for name, size, first in zip(found.names_of_clusters, sizes, firsts, strict=True)
     ]
+
+
+def _flaw_facts(found: Exploration, place: Int64[np.ndarray, " n"]) -> list[dict[str, Any]]:
+    """Return the sections of the view of quality."""
+    sections = [
+        {
+            "title": FLAWS[flaw.name],
+            "note": flaw.measure,
+            "rows": place[flaw.rows].tolist(),
+            "values": [f"{value:,.4g}" for value in flaw.values.tolist()],
+        }
+        for flaw in found.flaws
+    ]
+    if found.exact:
+        rows = np.concatenate(found.exact)
+        numbers = [f"file {n}" for n, group in enumerate(found.exact, 1) for _ in group]
+        note = "files with the same bytes"
+        sections.append(
+            {"title": "Exact copies", "note": note, "rows": place[rows].tolist(), "values": numbers}
+        )
+    return sections
+
+
+def exactness_of(found: Exploration) -> str:
+    """Say how well colours and layout, by which the page looks for a picture, find neighbours."""
+    number, side = len(found), found.pictures.tile // LAYOUT
+    fields = found.pictures.tiles.reshape(number, LAYOUT, side, LAYOUT, side, 3)
+    rows = fields.mean(axis=(2, 4), dtype=np.float32).reshape(number, -1)
+    near = found.neighbours.first(NEAR).indices
+    asked = np.linspace(0, number - 1, min(number, MOST_ASKED)).astype(np.int64)
+    hits = []
+    for row in asked:
+        far = np.abs(rows - rows[row]).sum(axis=1)
+        far[row] = np.inf
+        hits.append(np.isin(far.argsort()[:LOOKED_AT], near[row]).sum())
+    return sentences.EXACTNESS.format(
+        first=min(LOOKED_AT, number - 1), hits=float(np.mean(hits)), near=near.shape[1]
+    )
 
 
 def _suspect_facts(found: Exploration, place: Int64[np.ndarray, " n"]) -> list[list[Any]]:
@@ -267,6 +370,9 @@ def _arrays(found: Exploration, order: Int64[np.ndarray, " n"]) -> Iterator[tupl
     values = np.rint(127 * near.similarities[order, shown].clip(-1, 1))
     yield "similarities", _base64(values.astype(np.int8))
     yield "vectors", _base64(shortened(found.vectors)[0][order])
+    pictures = found.pictures
+    sizes = np.stack([pictures.width, pictures.height, pictures.bytes], axis=1)[order]
+    yield "sizes", _base64(sizes.clip(0, 2**32 - 1).astype("<u4"))
     yield "labels", _base64(found.labels[order].astype("<i2"))
     grouped = np.zeros(len(order)) if found.clusters is None else found.clusters.labels[order]
     yield "clusters", _base64(grouped.astype("<i2"))

@@ -50,6 +50,9 @@ IMAGES_OF = "{images} of {name}"
 DUPLICATES = "{groups} of near-duplicates: {images} could be removed."
 NO_DUPLICATES = "No near-duplicates."
 OUTLIERS, NO_OUTLIERS = "{images} unlike all others.", "No image stands out."
+FLAWED = "{flaws}, such as blur."
+LEAKS = "{leaks} between groups."
+UNREADABLE = "{files} cannot be read and are missing here: quality.csv lists them."
 CONFLICTS = "{labels} in conflict with the neighbours."
 
 MANY_DUPLICATES = (
@@ -66,9 +69,21 @@ ABOUT_DUPLICATES = (
     "The most certain groups come first. The first image of each is the one to keep: the largest"
     " without its border, unedited, in the largest file. {folder}/duplicates.csv lists them."
 )
+ABOUT_LEAKS = (
+    "An image, and its copy in another group. Copies between training and test images make a test"
+    " easier than it is. {folder}/leaks.csv lists all."
+)
+ABOUT_QUALITY = (
+    "Found by plain measures of the pixels and sizes of the files, which stand below each image."
+    " {folder}/quality.csv and exact-copies.csv list them."
+)
+EXACTNESS = (
+    "How exact this is, measured on these images: of the first {first} by colours and layout,"
+    " {hits:.1f} are among the {near} nearest by features."
+)
 ABOUT_CLUSTERS = (
-    "k-means on the features; each cluster starts with its most typical images. Its name is a word"
-    " from the file names, or the most common class. {folder}/clusters.csv lists all."
+    "k-means on the features; each cluster starts with its most typical images. Its name is the"
+    " most common class, or a word from the file names. {folder}/clusters.csv lists all."
 )
 FARTHEST = "{images} stand out, and come first; others follow in order."
 NONE_FARTHEST = "No image stands out clearly; these have the fewest images like them."
