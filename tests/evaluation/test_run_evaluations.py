@@ -21,6 +21,7 @@ from hardmix.data.imagenet100 import SYNSETS
 from hardmix.errors import InputError
 from hardmix.evaluation import finetune, linear
 from hardmix.evaluation.evaluated_run import EvaluatedRun, _num_classes, open_evaluated_run
+from hardmix.evaluation.features import features_of
 from hardmix.evaluation.finetune import balanced_subset
 from hardmix.models.backbones import build_backbone
 from hardmix.runs.folder import OWN_TRUNK, Run
@@ -287,6 +288,35 @@ def test_features_of_a_folder_with_the_names_beside_them(run, folder, ending, tm
     with torch.no_grad():
         first = encoder(encoder.preprocess(names[7])[None])[0].numpy()
     np.testing.assert_allclose(values[7], first, atol=1e-5)
+
+
+def test_files_read_by_an_encoder_have_the_features_of_the_command(tmp_path):
+    """data.reduce shrinks photographs while they are read, to other pixels."""
+    config = replace(CONFIG, data=replace(CONFIG.data, reduce=True))
+    run = make_run(tmp_path / "run", config)
+    (tmp_path / "photos").mkdir()
+    noise = torch.randint(0, 256, (4, 300, 400, 3), dtype=torch.uint8).numpy()
+    for number, pixels in enumerate(noise):
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.{('jpg', 'png')[number % 2]}")
+    data = replace(config.data, name="folder", root=str(tmp_path / "photos"), num_images=None)
+    features, images = features_of(run.path, data)
+    for encoder in (hardmix.load_encoder(run.path), hardmix.load_encoder(run.encoder_file)):
+        files = [encoder.preprocess(file) for file in images.files]
+        decoded = [encoder.preprocess(Image.open(file)) for file in images.files]
+        with torch.no_grad():
+            torch.testing.assert_close(encoder(torch.stack(files)), features.features)
+        torch.testing.assert_close(decoded[1], files[1])  # a PNG has no smaller size to decode to
+
+
+def test_an_encoder_carries_gradients_to_images_and_weights_where_they_are_asked_for(tmp_path):
+    encoder = hardmix.load_encoder(make_run(tmp_path / "run").path)
+    images = torch.randn(2, 3, 32, 32, requires_grad=True)
+    encoder(images).sum().backward()
+    assert images.grad is not None
+    assert float(images.grad.abs().sum()) > 0
+    assert all(weight.grad is not None for weight in encoder.parameters())
+    with torch.no_grad():
+        assert not encoder(images).requires_grad
 
 
 def test_a_name_with_a_line_break_is_one_line_of_the_listing(run, folder, tmp_path, capfd):

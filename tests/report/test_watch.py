@@ -31,9 +31,10 @@ from fake_runs import (
 from hardmix.commands import main as cli
 from hardmix.errors import InputError
 from hardmix.report import watch
-from hardmix.report.live_page import live_status
+from hardmix.report.live_page import live_status, recent_speed
 from hardmix.report.watch import LiveGallery, LivePage, open_server
 from hardmix.runs.reading import read_run
+from hardmix.runtime.console import duration
 
 pytestmark = pytest.mark.slow
 
@@ -98,7 +99,8 @@ def test_the_page_follows_the_runs_files(run):
         page = get(page_at)[1]
         assert "5.432" in page
         assert "45 of 80" in page
-        assert "35 s" in page  # 35 steps of 64 images at 64 images a second
+        speed = recent_speed(read_run(run).metrics)
+        assert duration(35 * 64 / speed) in page  # 35 steps of 64 images
         write_figures(run, {"gallery.json": gallery_of(["disc", "ring"])})
         assert 'class="gallery"' in get(page_at)[1]
         (run / "status.json").write_text(json.dumps({"state": "done"}))
@@ -156,6 +158,18 @@ def test_the_length_of_the_first_epoch_is_known_from_the_images(tmp_path):
     assert live_status(read_run(run)).share is None
     (run / "metrics.jsonl").unlink()
     assert live_status(read_run(run)).sentence == "Training."
+
+
+def test_the_time_left_does_not_hang_on_a_single_step():
+    """The last line of an epoch may be about one step, which waited for its images."""
+    steady = [{"step": 50 * n, "images_per_second": 500.0} for n in range(1, 5)]
+    assert recent_speed(steady) == pytest.approx(500)
+    one_step = {"step": 201, "images_per_second": 20.0}
+    assert recent_speed([*steady, one_step]) == pytest.approx(201 / (200 / 500 + 1 / 20))
+    many = [{"step": 50 * n, "images_per_second": 500.0} for n in range(1, 50)]
+    assert recent_speed([*many, one_step | {"step": 2451}]) > 400
+    odd = [{"step": "x"}, {"images_per_second": 0.0, "step": 3}, {"knn": 0.5, "step": 4}]
+    assert recent_speed(odd) is None
 
 
 def test_wrong_input_is_one_message_and_status_2(run, tmp_path, capfd):

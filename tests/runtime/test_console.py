@@ -119,7 +119,7 @@ def frames(monkeypatch, width, *advances):
     """Return the lines that a terminal of this width shows."""
     screen = io.StringIO()
     monkeypatch.setattr(console, "_out", Console(file=screen, force_terminal=True, width=width))
-    with progress("mochi", 9000) as meter:
+    with progress("", 9000) as meter:
         for advance in advances:
             meter.advance(*advance)
             meter._bar.refresh()
@@ -127,26 +127,43 @@ def frames(monkeypatch, width, *advances):
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", plain).splitlines()
 
 
-PROGRESS = ("epoch 123/400 loss 12.345 12345 images/s", "(chance 7.63) proxy 12% queue 100%")
+PROGRESS = (
+    *("epoch 123 of 400", "loss 12.3, guessing 7.63"),
+    *("12% of keys recognised", "12345 images/s"),
+)
 
 
 def test_the_progress_of_a_long_run_fits_80_columns(monkeypatch):
     lines = frames(monkeypatch, 80, (2700, *PROGRESS))
     (shown,) = {line for line in lines if "epoch" in line}
     assert len(shown) <= 80
-    assert shown.startswith(f"mochi {PROGRESS[0]} ")
-    assert "chance" not in shown
+    assert shown.startswith("epoch 123 of 400; loss 12.3, guessing 7.63 ")
     assert re.search(r"-:--:--|\d:\d\d:\d\d", shown)
     wide = [line for line in frames(monkeypatch, 140, (2700, *PROGRESS)) if "epoch" in line]
-    assert all("(chance 7.63) proxy 12% queue 100%" in line for line in wide)
+    assert all("; ".join(PROGRESS) in line for line in wide)
+
+
+def test_without_a_terminal_progress_is_a_sentence(monkeypatch, capfd):
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    with progress("", 800) as meter:
+        now[0] = 60.0
+        meter.advance(50, "epoch 10 of 400", "loss 4.5, guessing 6.2")
+    with progress("reading", 4000) as meter:
+        now[0] += 90.0
+        meter.advance(2000)
+    assert capfd.readouterr().out.splitlines() == [
+        "epoch 10 of 400, 15 min left; loss 4.5, guessing 6.2",
+        "reading: 2,000 of 4,000, 1 min left",
+    ]
 
 
 def test_the_bar_moves_without_new_words(monkeypatch):
     monkeypatch.setattr(console, "_out", Console(file=io.StringIO(), force_terminal=True, width=80))
-    with progress("mochi", 9000) as meter:
+    with progress("", 9000) as meter:
         meter.advance(1, *PROGRESS)
         for done in (3000, 6000):
             meter.advance(done)
             (task,) = meter._bar.tasks
             assert task.completed == done
-            assert task.description == f"mochi {PROGRESS[0]}"
+            assert task.description == "; ".join(PROGRESS[:2])

@@ -18,9 +18,9 @@ from hardmix.errors import InputError, UnfinishedError
 from hardmix.evaluation import linear
 from hardmix.evaluation.detection import detect
 from hardmix.evaluation.evaluated_run import EvaluatedRun
-from hardmix.report.overview import duration
 from hardmix.runs.folder import Run
 from hardmix.runs.reading import read_run
+from hardmix.runtime.console import duration
 from hardmix.settings.evaluations import EVALUATIONS, LINEAR_PRESETS, SCHEDULES
 from hardmix.settings.recipes import RECIPES
 from hardmix.settings.saved import to_json

@@ -117,6 +117,8 @@ def test_a_resume_never_measures_again(folder, tmp_path, monkeypatch):
     assert run_command("pretrain", "--out", run.path, "--resume") == 0
     loop.pretrain(config, run.path, resume=True)  # by its recipe, as a program would
     assert settings(run.config()) == before
+    recorded = json.loads((run.results / "pretrain.json").read_text())["command"]
+    assert "--resume" not in recorded  # the command that started it, not the last one
     again = tmp_path / "again"
     saved = ("--config", run.config_file)
     assert run_command("pretrain", *saved, "--out", again) == 0

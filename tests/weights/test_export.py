@@ -29,12 +29,12 @@ pytestmark = pytest.mark.slow
 SIZE = 64
 
 
-def make_run(path, backbone="resnet18", channels=3, trunk=None) -> Run:
+def make_run(path, backbone="resnet18", channels=3, trunk=None, reduce=False) -> Run:
     """Write a run that was not trained, but whose batch norms have statistics of their own."""
     config = PretrainConfig()
     config = dataclasses.replace(
         config,
-        data=dataclasses.replace(config.data, channels=channels, image_size=SIZE),
+        data=dataclasses.replace(config.data, channels=channels, image_size=SIZE, reduce=reduce),
         model=dataclasses.replace(config.model, backbone=backbone),
     )
     own = OWN_TRUNK if trunk is not None else None
@@ -210,11 +210,13 @@ def test_features_that_are_no_numbers_differ():
     assert exporting.difference(ours * 2, ours) == 0.5
 
 
-@pytest.mark.parametrize(("backbone", "channels"), [("small", 3), ("resnet18", 1)])
+@pytest.mark.parametrize(
+    ("backbone", "channels", "reduce"), [("small", 3, True), ("resnet18", 1, False)]
+)
 def test_an_onnx_file_with_its_preprocessing_takes_images_of_any_size(
-    backbone, channels, tmp_path, onnx_parts, capfd
+    backbone, channels, reduce, tmp_path, onnx_parts, capfd
 ):
-    run = make_run(tmp_path / "run", backbone, channels)
+    run = make_run(tmp_path / "run", backbone, channels, reduce=reduce)
     (file,) = export(run.path, "onnx", tmp_path / "whole.onnx", with_preprocessing=True)
     assert "random images of 4 sizes" in capfd.readouterr().out
     session = onnx_parts.InferenceSession(file)
@@ -222,7 +224,10 @@ def test_an_onnx_file_with_its_preprocessing_takes_images_of_any_size(
     assert given.type == "tensor(uint8)"
     encoder = load_encoder(run.path)
     generator = torch.Generator().manual_seed(1)
-    for height, width in [(SIZE, SIZE), (SIZE, SIZE + 1), (9, 200), (211, 90), (1, 1)]:
+    for height, width in [
+        *((SIZE, SIZE), (SIZE, SIZE + 1), (9, 200), (211, 90), (1, 1)),
+        *((500, 375), (129, 1000), (2 * SIZE, 2 * SIZE)),
+    ]:
         shape = 2, channels, height, width
         images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
         with torch.no_grad():

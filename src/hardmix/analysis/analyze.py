@@ -14,7 +14,7 @@ from hardmix.analysis.over_training import false_negatives, proxy_task
 from hardmix.analysis.picture import Found, Picture, check_installed, save
 from hardmix.errors import InputError, UnnamedCodeError
 from hardmix.runs.folder import Run
-from hardmix.runs.reading import RunRecord, read_runs, with_new_results
+from hardmix.runs.reading import RunRecord, read_runs, several, with_new_results
 from hardmix.runtime.console import say, warn
 
 
@@ -28,17 +28,17 @@ class Analysis:
     """Sentences about what is missing."""
 
 
-def analyze(runs: Sequence[Path | str], out: Path | None = None) -> Analysis:
-    """Draw and write every figure of these runs.
+def analyze(runs: Path | str | Sequence[Path | str], out: Path | str | None = None) -> Analysis:
+    """Draw and write every figure of one or more runs.
 
     `out` is the folder of figures that compare runs; None means RUN/figures for a single run,
     otherwise figures/.
     """
     check_installed()
-    opened = [Run.open(path) for path in dict.fromkeys(Path(path) for path in runs)]
+    opened = [Run.open(path) for path in dict.fromkeys(Path(path) for path in several(runs))]
     if not opened:
         raise InputError("name at least one run: hardmix analyze RUN [RUN ...].")
-    folder = out or (opened[0].figures if len(opened) == 1 else Path("figures"))
+    folder = Path(out) if out else (opened[0].figures if len(opened) == 1 else Path("figures"))
     try:
         folder.mkdir(parents=True, exist_ok=True)  # fail before the work, not after
     except OSError as error:

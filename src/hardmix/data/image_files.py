@@ -137,10 +137,16 @@ def to_tensor(bands: Bands, reduce: int | None = None) -> UInt8[Tensor, "channel
     take a tenth of the time of decoding.
     """
     fresh = not bands.flags.writeable and min(bands.strides) >= 0
-    image = torch.from_numpy(bands if fresh else np.array(bands, order="K"))
-    if reduce is None or min(image.shape[1:]) <= reduce:
+    return reduced(torch.from_numpy(bands if fresh else np.array(bands, order="K")), reduce)
+
+
+def reduced(
+    image: UInt8[Tensor, "channels height width"], side: int | None
+) -> UInt8[Tensor, "channels height2 width2"]:
+    """Return an image whose shorter side is at most `side`; None leaves it as it is."""
+    if side is None or min(image.shape[1:]) <= side:
         return image
-    small: Tensor = resize(image, [reduce], antialias=True)
+    small: Tensor = resize(image, [side], antialias=True)
     return small.permute(1, 2, 0).contiguous().permute(2, 0, 1)
 
 

@@ -268,7 +268,7 @@ def _indexed(shards: tuple[Shard, ...]) -> Members:
             for name, label in _members(shard, number):
                 names.append(name)
                 labels.append(label)
-            meter.advance(number + 1, f"{len(names)} images")
+            meter.advance(number + 1, None, f"{len(names):,} images")
     return Members(FileNames(names), np.array(labels, dtype=np.int64))
 
 

@@ -97,13 +97,14 @@ class EvaluatedRun(NamedTuple):
 
 
 def open_evaluated_run(
-    path: Path,
+    path: Path | str,
     data: DataConfig | None = None,
     precision: EvaluationPrecision = "fp32",
     checkpoint: str | None = None,
 ) -> EvaluatedRun:
     """Open a run for evaluation on its own data or on other data, after checking everything."""
-    started, run = time.monotonic(), Run.open(path)
+    started, path = time.monotonic(), Path(path)
+    run = Run.open(path)
     config = run.config()
     data = data or config.data
     encoder = load_encoder(path, or_checkpoint=True, checkpoint=checkpoint)

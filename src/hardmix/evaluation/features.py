@@ -39,6 +39,8 @@ from hardmix.settings.config import DataConfig
 
 FORMATS = (".safetensors", ".npy", ".csv")
 """Suffixes of the files of `hardmix features`."""
+MOST_PIXELS = 1 << 20
+"""Pixels of a batch on a CPU: larger layers leave its caches, and take a third longer."""
 MOST_KEPT = 4 * 2**30
 """Most bytes of features cached in a run's folder: a million images of 1,024 features."""
 
@@ -72,9 +74,12 @@ def extract(
     `compute` is where to compute; None means the trunk's own device, in float32. With several
     processes, each takes consecutive images, and all get the features of every image once; unless
     `gathered`, each keeps those of its own images. `between` is called before each batch, equally
-    often on every process. The trunk's mode is restored.
+    often on every process. The trunk's mode is restored. On a CPU, batches of large images are
+    smaller than `batch_size`.
     """
     compute = compute or device_of(trunk)
+    if compute.device.type == "cpu":
+        batch_size = max(1, min(batch_size, MOST_PIXELS // data.image_size**2))
     training = trunk.training
     trunk.eval()
     first, share, rounds = _share_of(images, batch_size)

@@ -99,7 +99,9 @@ def train(evaluated: EvaluatedRun, trunk: nn.Module, config: FinetuneConfig) -> 
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                meter.advance(epoch * loader.steps_per_epoch + number, f"epoch {epoch + 1}")
+                meter.advance(
+                    epoch * loader.steps_per_epoch + number, f"epoch {epoch + 1} of {config.epochs}"
+                )
     loader.close()
     return model.eval()
 

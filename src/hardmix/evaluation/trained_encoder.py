@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from hardmix.data.colours import channel_statistics, normalise
 from hardmix.data.crops import evaluation_crop
-from hardmix.data.image_files import convert_image
+from hardmix.data.image_files import convert_image, reduced
 from hardmix.data.video_frames import read_image_or_frame
 from hardmix.errors import InputError
 from hardmix.evaluation.hub import encoder_file, is_shared, located, upload
 from hardmix.models.backbones import build_backbone
 from hardmix.runs.checkpoints import Checkpoint, load_named, load_newest
-from hardmix.runs.folder import ENCODER_FORMAT, OWN_TRUNK, Run
+from hardmix.runs.folder import ENCODER_FORMAT, OWN_TRUNK, Run, encoder_facts
 from hardmix.runs.weight_files import read_safetensors
 from hardmix.runtime.console import say
 from hardmix.runtime.own_code import allowing, check_allowed, is_own
@@ -32,7 +32,8 @@ MOST_CHANNELS, MOST_PIXELS = 16, 4096
 class TrainedEncoder(nn.Module):
     """A trained trunk with the preprocessing it expects: a module from images to features.
 
-    `source` is the file or folder it was loaded from.
+    `source` is the file or folder it was loaded from. `reduced_to` is the shorter side to which
+    larger images are reduced first, as in a run with data.reduce; None if they are not.
     """
 
     def __init__(
@@ -42,11 +43,12 @@ class TrainedEncoder(nn.Module):
         image_size: int,
         channels: int,
         source: Path | None = None,
+        reduced_to: int | None = None,
     ) -> None:
         super().__init__()
         self.trunk, self.backbone = trunk, backbone
         self.image_size, self.channels = image_size, channels
-        self.source = source
+        self.source, self.reduced_to = source, reduced_to
 
     def forward(
         self, images: Float[Tensor, "batch channels y x"]
@@ -121,11 +123,17 @@ class TrainedEncoder(nn.Module):
     def preprocess(
         self, image: str | Path | Image.Image | UInt8[Tensor, "channels y x"]
     ) -> Float[Tensor, "channels size size"]:
-        """Return the normalised evaluation crop of a file, a Pillow image or a uint8 tensor."""
+        """Return the normalised evaluation crop of a file, a Pillow image or a uint8 tensor.
+
+        A file is read as `hardmix features` reads it. With `reduced_to`, images that are decoded
+        already are reduced too; but large JPEG files are reduced while decoding, to slightly other
+        pixels.
+        """
         if isinstance(image, Image.Image):
             image = convert_image(image, self.channels)
         elif not isinstance(image, Tensor):
-            image = read_image_or_frame(str(image), self.channels)
+            image = read_image_or_frame(str(image), self.channels, reduce=self.reduced_to)
+        image = reduced(image, self.reduced_to)
         crop = evaluation_crop(image, self.image_size)[None].float().div_(255)
         return normalise(crop, *channel_statistics(self.channels))[0]
 
@@ -164,7 +172,8 @@ def load_encoder(
         with allowing(*([backbone] if isinstance(backbone, str) else ())):
             trunk = build_backbone(backbone or facts["backbone"], channels, image_size).trunk
     _load_exactly(trunk, weights, file)
-    encoder = TrainedEncoder(trunk, facts["backbone"], image_size, channels, place)
+    reduced_to = 2 * image_size if facts.get("reduce") == "True" else None
+    encoder = TrainedEncoder(trunk, facts["backbone"], image_size, channels, place, reduced_to)
     return encoder.eval().to(device)
 
 
@@ -237,8 +246,7 @@ def _read_checkpoint(
         say(f"{run.path} is unfinished: using its encoder after step {step}.")
     else:
         say(f"Using the encoder of {run.path} after step {step}.")
-    facts = {"backbone": config.model.backbone, "channels": str(config.data.channels)}
-    return facts | {"image_size": str(config.data.image_size)}, weights
+    return encoder_facts(config), weights
 
 
 def _trunk_prefix(checkpoint: Checkpoint) -> str:

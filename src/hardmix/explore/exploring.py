@@ -86,7 +86,7 @@ class ExploreOptions:
     groups: str | None = None
     """Groups of images between which copies are leaks: a level of folders, or a regular expression.
     """
-    queries: tuple[Path, ...] = ()
+    queries: tuple[Path | str, ...] = ()
     """Other images to find neighbours of."""
     seed: int = 0
     """Seed of the clustering."""
@@ -229,7 +229,7 @@ def explore_run(
     run, options = Path(run), options or ExploreOptions()
     data = data or Run.open(run).config().data
     encoder = load_encoder(run, or_checkpoint=True)
-    asked = [_features_of_file(encoder, file, data) for file in options.queries]
+    asked = [_features_of_file(encoder, Path(file), data) for file in options.queries]
     features, images = features_of(run, data, encoder)
     about = f"Images are compared by the encoder of {printable(run)}."
     return explore_features(run, images, features, options, data, asked, about)
@@ -262,7 +262,7 @@ def folder(
         data = replace(data, channels=encoder.channels)
     data = replace(data, image_size=encoder.image_size)
     say(about)
-    asked = [_features_of_file(encoder, file, data) for file in options.queries]
+    asked = [_features_of_file(encoder, Path(file), data) for file in options.queries]
     if data.name in ("folder", "imagenet", "imagenet100"):
         images = open_every(data)
     else:
@@ -362,7 +362,7 @@ def _mislabelled(
 
 
 def _queries(
-    files: tuple[Path, ...],
+    files: tuple[Path | str, ...],
     asked: list[Float32[Tensor, " dim"]],
     vectors: Float32[Tensor, "n dim"],
     mean: Float32[Tensor, " dim"],
@@ -374,7 +374,7 @@ def _queries(
     near = neighbours(vectors, VOTERS, queries=torch.stack(asked) - mean)
     pairs = zip(files, near.indices, near.similarities, strict=True)
     return [
-        OutsideImage(printable(file), picture_of(file, channels, tile), indices, similarities)
+        OutsideImage(printable(file), picture_of(Path(file), channels, tile), indices, similarities)
         for file, indices, similarities in pairs
     ]
 

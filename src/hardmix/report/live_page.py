@@ -15,10 +15,11 @@ from markupsafe import Markup
 from hardmix.analysis.over_training import steps_per_epoch
 from hardmix.errors import InputError
 from hardmix.report import sentences
-from hardmix.report.overview import duration, planned_epochs
+from hardmix.report.overview import planned_epochs
 from hardmix.report.page import environment, part, render
 from hardmix.report.watch import state_of
 from hardmix.runs.reading import RunRecord, number, read_runs
+from hardmix.runtime.console import duration
 from hardmix.runtime.files import unpacked
 
 NO_PAGE = 3
@@ -59,6 +60,8 @@ def main(path: str) -> None:
 # -- the progress of training, according to the run's files
 
 
+RECENT = 20
+"""Lines of the log that the speed is averaged over."""
 MOST_STEPS = 1e15
 """The length of a training with more steps is taken to be unknown."""
 
@@ -82,7 +85,7 @@ def live_status(record: RunRecord) -> LiveStatus:
     state, lines = state_of(record.run.path), record.metrics
     done = int(_last(lines, "step") or 0)
     total = _total_steps(record)
-    speed = _last(lines, "images_per_second")
+    speed = recent_speed(lines)
     batch = number(record.settings.get("train.batch_size"))
     left = ""
     if state == "running" and total and speed and batch:
@@ -102,6 +105,21 @@ def live_status(record: RunRecord) -> LiveStatus:
         facts=[(name, value) for name, value in shown.items() if value],
         written=_written(record.run.metrics_file),
     )
+
+
+def recent_speed(lines: list[dict[str, Any]]) -> float | None:
+    """Return images per second over the last lines; None if none was logged.
+
+    The last line alone may be about a single step, at an epoch's end, that waited for something.
+    """
+    steps = seconds = before = 0.0
+    for line in lines[-RECENT:]:
+        step, speed = number(line.get("step")), number(line.get("images_per_second"))
+        if step is None or speed is None or speed <= 0:
+            continue
+        number_of_steps = max(1.0, step - before) if before or len(lines) <= RECENT else 1.0
+        steps, seconds, before = steps + number_of_steps, seconds + number_of_steps / speed, step
+    return steps / seconds if seconds else None
 
 
 def _sentence(state: str, done: int, total: int | None, epochs: str) -> str:

@@ -12,6 +12,7 @@ from hardmix.report.run_figures import first_seeds_first
 from hardmix.report.sentences import counted, listed
 from hardmix.runs.reading import RunRecord, method_uses, number
 from hardmix.runs.summary import Verdict, data_of, num_images_of, stale_results, verdict_of
+from hardmix.runtime.console import duration
 
 FEW = 3
 """Most methods named in a title; beyond this they are only counted."""
@@ -125,18 +126,6 @@ def reached_epochs(run: RunRecord) -> int:
     """Return the number of epochs that the log has reached."""
     epochs = [number(line.get("epoch")) for line in run.metrics]
     return max((int(epoch) + 1 for epoch in epochs if epoch is not None), default=0)
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in at most two units, such as 3 h 20 min."""
-    minutes, hours = int(seconds // 60), int(seconds // 3600)
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if hours < 1:
-        return f"{minutes} min"
-    if hours < 48:
-        return f"{hours} h {minutes % 60} min"
-    return f"{hours // 24} days {hours % 24} h"
 
 
 def _row(group: SeedGroup, run: RunRecord) -> RunRow:

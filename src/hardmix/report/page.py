@@ -31,8 +31,8 @@ from hardmix.report import (
 from hardmix.report.evaluation_tables import axis_of
 from hardmix.report.looking import look_at_runs
 from hardmix.runs.folder import versions
-from hardmix.runs.reading import RunRecord, read_runs, with_new_results
-from hardmix.runtime.console import say
+from hardmix.runs.reading import RunRecord, read_runs, several, with_new_results
+from hardmix.runtime.console import duration, say
 from hardmix.runtime.files import write_atomically
 
 MARK = "<!-- Made by hardmix report. -->"
@@ -42,14 +42,17 @@ COLOURS = 8
 """Colours in page.css; further groups reuse them with another dash."""
 
 
-def write_report(paths: Sequence[Path], out: Path, *, look: bool = False) -> Path:
-    """Read the runs and write their report.
+def write_report(
+    paths: Path | str | Sequence[Path | str], out: Path | str, *, look: bool = False
+) -> Path:
+    """Read one or more runs, and write their report.
 
     With `look`, runs that lack them get neighbours and a map of the features, and the gallery of
     hardest negatives. That needs their encoders and images.
     """
+    out = Path(out)
     check_out(out)  # fail before the work, not after
-    records = read_runs(paths)
+    records = read_runs([Path(path) for path in several(paths)])
     if not look:
         return write_page(records, out)
     failures = look_at_runs(records)
@@ -194,7 +197,7 @@ def environment() -> Environment:
         "points": points,
         "shown": overview.shown,
         "axis": axis_of,
-        "duration": overview.duration,
+        "duration": duration,
     }
     return environment
 

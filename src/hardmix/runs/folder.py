@@ -153,6 +153,7 @@ class Run:
         status = {
             "state": state,
             **facts,
+            "command": self.first_command(),
             "process": os.getpid(),
             "host": socket.gethostname(),
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -163,6 +164,14 @@ class Run:
         except OSError:  # a full disk, reported by checkpoints: overwriting needs no new block
             with suppress(OSError):
                 _overwrite(self.status_file, data)
+
+    def first_command(self) -> str:
+        """Return the command that started the run, also after a resume; else this program's."""
+        with suppress(OSError, ValueError):
+            status = read_json(self.status_file)
+            if isinstance(status, dict) and isinstance(status.get("command"), str):
+                return str(status["command"])
+        return this_command()
 
     def keep_place(self) -> None:
         """Remember which folder this is, to notice if it is moved or replaced."""
@@ -256,7 +265,7 @@ class Run:
             return file
         self.results.mkdir(exist_ok=True)
         facts = {
-            "command": shlex.join(["hardmix", *sys.argv[1:]]),
+            "command": self.first_command() if name == "pretrain" else this_command(),
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": versions(),
             "run": dataclasses.asdict(self.config()),
@@ -295,17 +304,29 @@ class Run:
             self._unwritten.pop(0)
 
 
+def this_command() -> str:
+    """Return this program's command."""
+    return shlex.join(["hardmix", *sys.argv[1:]])
+
+
 def pack_encoder(trunk: nn.Module, config: PretrainConfig, backbone: str | None = None) -> bytes:
     """Return the content of an encoder.safetensors."""
     weights = {k: v.detach().cpu().contiguous() for k, v in trunk.state_dict().items()}
-    facts = {
-        "backbone": backbone or config.model.backbone,
+    facts = encoder_facts(config) | {"format": ENCODER_FORMAT}
+    if backbone is not None:
+        facts["backbone"] = backbone
+    return pack_safetensors(weights, facts)
+
+
+def encoder_facts(config: PretrainConfig) -> dict[str, str]:
+    """Return what an encoder's file says of the network, and of the images it is for."""
+    return {
+        "backbone": config.model.backbone,
         "channels": str(config.data.channels),
         "image_size": str(config.data.image_size),
+        "reduce": str(config.data.reduce),
         "method": config.method,
-        "format": ENCODER_FORMAT,
     }
-    return pack_safetensors(weights, facts)
 
 
 def _overwrite(file: Path, data: bytes) -> None:

@@ -71,6 +71,11 @@ class ReadLog(NamedTuple):
     """All lines, if some of them were left out; otherwise 0."""
 
 
+def several(paths: Path | str | Sequence[Path | str]) -> Sequence[Path | str]:
+    """Return paths as they are, and a single one as a sequence: a string is one path."""
+    return [paths] if isinstance(paths, Path | str) else paths
+
+
 def read_runs(paths: Sequence[Path | str]) -> list[RunRecord]:
     """Read every run once, in the given order, with distinct names and labels."""
     unique = list({os.path.realpath(path): Path(path) for path in paths}.values())

@@ -140,6 +140,18 @@ def table(
     _out.print(shown)
 
 
+def duration(seconds: float) -> str:
+    """Return a duration in at most two units, such as 3 h 20 min."""
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if hours < 1:
+        return f"{minutes} min"
+    if hours < 48:
+        return f"{hours} h {minutes % 60} min"
+    return f"{hours // 24} days {hours % 24} h"
+
+
 class Meter:
     """The progress of a job: a live bar on a terminal or in a notebook, elsewhere lines."""
 
@@ -150,18 +162,19 @@ class Meter:
         self._task = None if bar is None else bar.add_task(title, total=total, completed=done)
         self._cell = cell
         self._started = self._said = time.monotonic()
-        self._text = self._more = ""
+        self._place: str | None = None
+        self._state: tuple[str, ...] = ()
 
-    def advance(self, done: int, text: str | None = None, more: str = "") -> None:
+    def advance(self, done: int, place: str | None = None, *state: str) -> None:
         """Show how many of the total are done.
 
-        `text` describes the state; None repeats the last one. `more` is shown if there is room,
-        which a terminal of 80 columns does not have.
+        `place` says how far that is, such as "epoch 10 of 400", and `state` how it goes, the most
+        important first: a terminal shows what it has room for. Without both, the last are repeated.
         """
-        if text is not None:
-            self._text, self._more = text, more
+        if place is not None or state:
+            self._place, self._state = place, state
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done, description=self._shown())
+            self._bar.update(self._task, completed=done, description=self._shown(done))
             return
         now = time.monotonic()
         pause = QUIET_SECONDS if self._cell is None else NOTEBOOK_SECONDS
@@ -169,19 +182,24 @@ class Meter:
             return
         self._said = now
         left = (now - self._started) / (done - self._first) * (self._total - done)
-        said = " ".join(filter(None, [self._text, self._more]))
-        words = f"{self._title} {done}/{self._total} {said} ETA {left:.0f} s"
+        words = "; ".join([f"{self._where(done)}, {duration(left)} left", *self._state])
         if self._cell is None:
             say(words)
         else:
             self._cell.update(_bundle(words, done / self._total), raw=True)
 
-    def _shown(self) -> str:
-        """Return title and text, cut to the room that the bar and the time leave."""
-        room = _out.width - BAR - ETA
-        short = f"{self._title} {self._text}"
-        whole = f"{short} {self._more}"
-        return visible(whole if len(whole) <= room else short)[: max(0, room)]
+    def _where(self, done: int) -> str:
+        place = self._place or f"{done:,} of {self._total:,}"
+        return f"{self._title}: {place}" if self._title else place
+
+    def _shown(self, done: int) -> str:
+        """Return place and state, cut to the room that the bar and the time leave."""
+        room = max(0, _out.width - BAR - ETA)
+        text = self._where(done)
+        for each in self._state:
+            if len(text) + len(each) + 2 <= room:
+                text = f"{text}; {each}"
+        return visible(text)[:room]
 
 
 @contextmanager

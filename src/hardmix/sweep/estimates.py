@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hardmix.report.overview import duration
 from hardmix.runs.folder import Run
 from hardmix.runs.reading import number, read_metrics, read_settings
-from hardmix.runtime.console import say, table
+from hardmix.runtime.console import duration, say, table
 from hardmix.runtime.files import read_json
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.evaluations import LINEAR_PRESETS, SCHEDULES

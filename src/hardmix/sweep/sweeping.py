@@ -15,11 +15,10 @@ from pathlib import Path
 from hardmix.analysis.analyze import compare
 from hardmix.analysis.picture import save
 from hardmix.errors import InputError, LockedError, OutputError, UnfinishedError
-from hardmix.report.overview import duration
 from hardmix.report.page import write_page
 from hardmix.runs.folder import Run
 from hardmix.runs.reading import read_run, read_runs
-from hardmix.runtime.console import say, warn
+from hardmix.runtime.console import duration, say, warn
 from hardmix.runtime.files import locked_folder, write_atomically
 from hardmix.runtime.signals import StopRequest, listening
 from hardmix.sweep.claims import JUDGED, judge, write_claims

@@ -168,17 +168,21 @@ def _repair(run: Run, step: int | None) -> str:
     return template.format(command=resume_command(run), step=step)
 
 
-def progress_text(line: dict[str, Any], config: PretrainConfig) -> tuple[str, str]:
-    """Return the progress in a few words, and further words for a wide terminal."""
-    text = f"epoch {line['epoch'] + 1}/{config.train.last_epoch} loss {line['loss']:.3f}"
-    more = ""
+def progress_words(line: dict[str, Any], config: PretrainConfig) -> list[str]:
+    """Return the progress in words, the most important first.
+
+    Guessing among the key and a full queue has a loss of log(1 + K).
+    """
+    loss = f"loss {line['loss']:.3g}"
+    if "proxy_accuracy" in line and config.method in ("moco-v1", "moco-v2", "mochi"):
+        loss += f", guessing {math.log(1 + config.train.queue_size):.3g}"
+    words = [f"epoch {line['epoch'] + 1} of {config.train.last_epoch}", loss]
     if "proxy_accuracy" in line:
-        if config.method in ("moco-v1", "moco-v2", "mochi"):
-            more = f"(chance {math.log(1 + config.train.queue_size):.2f}) "
-        more += f"proxy {line['proxy_accuracy']:.0%}"
-    if "queue_filled" in line:
-        more += f" queue {line['queue_filled']:.0%}"
-    return f"{text} {line['images_per_second']:.0f} images/s", more
+        words.append(f"{line['proxy_accuracy']:.0%} of keys recognised")
+    words.append(f"{line['images_per_second']:.0f} images/s")
+    if "queue_filled" in line and line["queue_filled"] < 1:
+        words.append(f"queue {line['queue_filled']:.0%} full")
+    return words
 
 
 def describe_start(

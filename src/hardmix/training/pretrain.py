@@ -206,7 +206,7 @@ def train(training: Training) -> None:
     """Train the remaining epochs."""
     config, steps = training.config, training.loader.steps_per_epoch
     epochs = config.train.last_epoch
-    with progress(config.method, epochs * steps, training.step) as meter, dead_workers_named():
+    with progress("", epochs * steps, training.step) as meter, dead_workers_named():
         for epoch in range(training.epoch, epochs):
             training.method.begin_epoch(epoch)
             if training.position < steps:  # otherwise stopped while its accuracy was measured
@@ -249,7 +249,7 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
             training.seconds += seconds
             line["images_per_second"] = images / seconds
             log(training, line)
-            meter.advance(training.step, *messages.progress_text(line, config))
+            meter.advance(training.step, *messages.progress_words(line, config))
             started, images = time.perf_counter(), 0
         else:
             meter.advance(training.step)

@@ -36,7 +36,11 @@ IMPORTED = "imported.safetensors"
 
 
 def import_weights(
-    file: Path, out: Path, *, backbone: str | None = None, image_size: int | None = None
+    file: Path | str,
+    out: Path | str,
+    *,
+    backbone: str | None = None,
+    image_size: int | None = None,
 ) -> Run:
     """Import a file of weights as a run that every command accepts.
 

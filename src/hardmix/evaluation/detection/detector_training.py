@@ -125,7 +125,7 @@ def learning_rate(config: DetectionConfig, step: int) -> float:
 def train_until(training: DetectorTraining, stop: int, batches: "Batches", meter: Meter) -> None:
     """Train up to step `stop`, logging losses to metrics.jsonl."""
     config, detector, model = training.config, training.detector, training.model.train()
-    shown = ""
+    shown: list[str] = []
     for images, targets in together(batches.read(training.step, stop)):
         rate = learning_rate(config, training.step)
         for group in training.optimizer.param_groups:
@@ -145,10 +145,10 @@ def train_until(training: DetectorTraining, stop: int, batches: "Batches", meter
         if training.step % config.log_every == 0:
             check_finite(training)
             numbers = read_together({"loss": total.detach(), **losses})
-            shown = f"loss {numbers['loss']:.3f}"
+            shown = [f"loss {numbers['loss']:.3f}"]
             if is_main():
                 training.folder.log({"step": training.step, "lr": rate, **numbers})
-        meter.advance(training.step, shown)
+        meter.advance(training.step, None, *shown)
 
 
 def seed_sampling(detector: C4Detector, seed: int, step: int) -> None:
