@@ -18,7 +18,7 @@ from torch.nn.functional import normalize
 
 from hardmix.errors import InputError
 from hardmix.evaluation.kmeans import cluster_labels
-from hardmix.explore.neighbourhoods import SHOWN, unit_rows
+from hardmix.explore.neighbourhoods import SHOWN, named, unit_rows
 from hardmix.settings.small_html import rows_html
 
 FEWEST, MOST = 2, 64
@@ -46,6 +46,8 @@ class Clusters:
     """Similarity of each row to the centre of its cluster."""
     centres: Float32[np.ndarray, "k dim"]
     """Centres of the clusters, at unit length."""
+    names: Sequence[str] | None = None
+    """Name of every row, shown in notebooks; None means its number."""
 
     def members(self, cluster: int) -> Int64[np.ndarray, " m"]:
         """Return a cluster's rows, the most typical first."""
@@ -59,7 +61,9 @@ class Clusters:
         rows = []
         for cluster in range(min(SHOWN, len(self.centres))):
             members = self.members(cluster)
-            rows.append([cluster, len(members), ", ".join(map(str, members[:SHOWN].tolist()))])
+            rows.append(
+                [cluster, len(members), ", ".join(named(self.names, m) for m in members[:SHOWN])]
+            )
         return rows_html(repr(self), ["cluster", "rows", "the most typical"], rows)
 
 

@@ -321,9 +321,23 @@ def explore_features(
         unreadable=[images.name_of(n) for n in range(len(images)) if n not in readable],
     )
     groups = groups_of(exploration.short_names, options.groups)
-    if groups is None:
-        return exploration
-    return replace(exploration, leaks=leaks_of(pairs, agreement, groups))
+    leaks = None if groups is None else leaks_of(pairs, agreement, groups)
+    return _with_names(replace(exploration, leaks=leaks))
+
+
+def _with_names(exploration: Exploration) -> Exploration:
+    """Give the findings the names of their rows."""
+    names = exploration.short_names
+    fields = ("neighbours", "duplicates", "clusters", "outliers", "mislabelled")
+    findings = {field: getattr(exploration, field) for field in fields}
+    return replace(
+        exploration,
+        **{
+            field: replace(finding, names=names)
+            for field, finding in findings.items()
+            if finding is not None
+        },
+    )
 
 
 @torch.no_grad()
