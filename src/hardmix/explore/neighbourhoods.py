@@ -36,7 +36,7 @@ SHOWN = 6
 
 def named(names: Sequence[str] | None, row: SupportsIndex) -> str:
     """Return a row's name, or its number if it has none."""
-    return str(row) if names is None else names[row]
+    return str(row) if names is None else names[int(row)]
 
 
 @dataclass(frozen=True, eq=False)
