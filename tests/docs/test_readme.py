@@ -132,6 +132,6 @@ def test_the_counts_are_those_of_the_settings():
     assert default == 10
     assert "ten minutes on a CPU" in README
     assert hardmix.recipes.imagenet100().train.queue_size == 16384
-    others = METHOD_FACTS.keys() - {"moco-v1", "moco-v2", "mochi", "supervised"}
+    others = METHOD_FACTS.keys() - {"moco-v1", "moco-v2", "moco-v3", "mochi", "supervised"}
     assert re.search(rf"\b{WORDS[len(others)]} methods that the paper\s+compares with", README)
     assert len(README.splitlines()) <= 120

@@ -128,6 +128,9 @@ def test_flaws_are_named(found):
 def test_the_result_says_by_what_images_were_compared(found):
     assert "No weights were named" in found.about
     assert "flaws" in repr(found)
+    assert "cropped.jpg" in found.duplicates._repr_html_()
+    for part in (found.neighbours, found.outliers, found.clusters):
+        assert ".jpg" in part._repr_html_() or ".png" in part._repr_html_()
     with pytest.raises(InputError, match="there is no table 'copies'"):
         found.table("copies")
 

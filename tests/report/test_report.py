@@ -843,3 +843,33 @@ def test_loss_knn_and_proxy_accuracy_come_first_and_the_rest_is_folded(tmp_path)
     assert [each["key"] for each in metrics if each["main"]] == ["loss", "knn", "proxy_accuracy"]
     assert all(each["main"] for each in metrics[:3])
     assert len(metrics) > 6
+
+
+def test_a_run_on_own_photographs_is_reported_to_their_owner(tmp_path):
+    """The folder is the title, training is folded away, and no figure of the paper is missing."""
+    config = config_of(recipe="photos", data__root="/pictures/birds", data__name="folder")
+    run = write_run(tmp_path / "run", config, metrics_of(3), {"verdict": verdict_of()})
+    facts = neighbours_of(["heron", "wren"])
+    clusters = [
+        {"name": f"<b>{name}", "size": 1200, "images": facts["numbers"]["queries"][0]["near"]}
+        for name in ("herons", "wrens")
+    ]
+    write_figures(run, {"neighbours.json": facts | {"clusters": clusters}})
+    text = write_report([run], tmp_path / "report.html").read_text()
+    assert "<title>Images of birds</title>" in text
+    assert "Fig. 3" not in text
+    places = [
+        text.index(part)
+        for part in (
+            'id="verdict"',
+            'id="neighbours"',
+            'id="clusters"',
+            'id="training"',
+            'id="runs"',
+        )
+    ]
+    assert places == sorted(places)
+    assert text.index('id="repeat"') < text.index("</details>", text.index('id="repeat"'))
+    assert "&lt;b&gt;herons <small>1,200 images" in text
+    other = write_run(tmp_path / "demo", config_of(), metrics_of(3))
+    assert 'id="training"' not in write_report([run, other], tmp_path / "two.html").read_text()

@@ -10,7 +10,7 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from hardmix.data.image_files import UnreadableImage
+from hardmix.data.image_files import UnreadableImage, read_image
 from hardmix.data.image_set import ImageSet
 from hardmix.errors import InputError
 from hardmix.runtime.random_numbers import permutation, seed_of
@@ -70,9 +70,19 @@ def thumbnail(image: UInt8[Tensor, "channels height width"], size: int) -> str:
 def thumbnail_of(images: ImageSet, index: int, size: int) -> str:
     """Return the thumbnail of an image by number; empty if its file can no longer be read."""
     try:
-        return thumbnail(images.image(index), size)
+        return thumbnail(original(images, index, size), size)
     except UnreadableImage:
         return ""
+
+
+def original(images: ImageSet, index: int, shorter: int) -> UInt8[Tensor, "channels height width"]:
+    """Return an image from its file, with a shorter side of at most so many pixels.
+
+    An encoder may see it smaller, if data.reduce is set; a person should not.
+    """
+    if images.files is None or getattr(images.read, "func", images.read) is not read_image:
+        return images.image(index)
+    return read_image(images.files[index], images.channels, images.max_pixels, reduce=shorter)
 
 
 def data_uri(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> str:

@@ -18,7 +18,7 @@ from torch.nn.functional import normalize
 
 from hardmix.errors import InputError
 from hardmix.evaluation.kmeans import cluster_labels
-from hardmix.explore.neighbourhoods import SHOWN, unit_rows
+from hardmix.explore.neighbourhoods import SHOWN, named, unit_rows
 from hardmix.settings.small_html import rows_html
 
 FEWEST, MOST = 2, 64
@@ -46,6 +46,8 @@ class Clusters:
     """Similarity of each row to the centre of its cluster."""
     centres: Float32[np.ndarray, "k dim"]
     """Centres of the clusters, at unit length."""
+    names: Sequence[str] | None = None
+    """Name of every row, shown in notebooks; None means its number."""
 
     def members(self, cluster: int) -> Int64[np.ndarray, " m"]:
         """Return a cluster's rows, the most typical first."""
@@ -59,7 +61,9 @@ class Clusters:
         rows = []
         for cluster in range(min(SHOWN, len(self.centres))):
             members = self.members(cluster)
-            rows.append([cluster, len(members), ", ".join(map(str, members[:SHOWN].tolist()))])
+            rows.append(
+                [cluster, len(members), ", ".join(named(self.names, m) for m in members[:SHOWN])]
+            )
         return rows_html(repr(self), ["cluster", "rows", "the most typical"], rows)
 
 
@@ -116,6 +120,34 @@ def cluster_names(labels: Int64[np.ndarray, " n"], names: Sequence[str]) -> list
         }
         best = sorted(scores, key=lambda word: (-scores[word], word))[:WORDS]
         titles.append(", ".join(best))
+    return titles
+
+
+def distinct_names(
+    grouped: Clusters | None,
+    names: Sequence[str],
+    labels: Int64[np.ndarray, " n"],
+    classes: Sequence[str],
+) -> list[str]:
+    """Name clusters by their most common class or words of the files, each differently.
+
+    A class names a cluster if half of its images have it, and twice as many as elsewhere; labels
+    below 0 are unknown.
+    """
+    if grouped is None:
+        return []
+    everywhere = np.bincount(labels[labels >= 0], minlength=1)
+    taken: Counter[str] = Counter()
+    titles = []
+    for cluster, words in enumerate(cluster_names(grouped.labels, names)):
+        members = grouped.labels == cluster
+        size, counts = int(members.sum()), np.bincount(labels[members & (labels >= 0)], minlength=1)
+        best = int(counts.argmax())
+        common = classes[best] if classes and 2 * counts[best] >= size else ""
+        telling = counts[best] * everywhere.sum() >= LEAST_LIFT * everywhere[best] * size
+        name = (common if telling else "") or words or common or f"cluster {cluster + 1}"
+        taken[name] += 1
+        titles.append(f"{name} ({taken[name]})" if taken[name] > 1 else name)
     return titles
 
 

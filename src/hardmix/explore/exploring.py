@@ -5,7 +5,6 @@ a folder next to the page.
 """
 
 import os
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,7 +25,7 @@ from hardmix.data.sources import data_name, open_images
 from hardmix.errors import InputError
 from hardmix.evaluation.features import Features, csv_bytes, extract, features_of
 from hardmix.evaluation.trained_encoder import TrainedEncoder, load_encoder
-from hardmix.explore.clustering import LEAST_LIFT, Clusters, cluster_names, clusters
+from hardmix.explore.clustering import Clusters, clusters, distinct_names
 from hardmix.explore.copies import find_copies
 from hardmix.explore.near_duplicates import Duplicates
 from hardmix.explore.neighbour_sheets import sheet_html, tile_of
@@ -310,7 +309,9 @@ def explore_features(
         neighbours=near,
         duplicates=copies,
         clusters=grouped,
-        names_of_clusters=_names_of_clusters(grouped, images, ids, labels),
+        names_of_clusters=distinct_names(
+            grouped, [images.name_of(n) for n in ids], labels, images.classes or ()
+        ),
         outliers=sparse(features.features),
         mislabelled=_mislabelled(vectors, labels, near),
         queries=_queries(options.queries, asked, vectors, mean, pictures.tile, data.channels),
@@ -320,9 +321,23 @@ def explore_features(
         unreadable=[images.name_of(n) for n in range(len(images)) if n not in readable],
     )
     groups = groups_of(exploration.short_names, options.groups)
-    if groups is None:
-        return exploration
-    return replace(exploration, leaks=leaks_of(pairs, agreement, groups))
+    leaks = None if groups is None else leaks_of(pairs, agreement, groups)
+    return _with_names(replace(exploration, leaks=leaks))
+
+
+def _with_names(exploration: Exploration) -> Exploration:
+    """Give the findings the names of their rows."""
+    names = exploration.short_names
+    fields = ("neighbours", "duplicates", "clusters", "outliers", "mislabelled")
+    findings = {field: getattr(exploration, field) for field in fields}
+    return replace(
+        exploration,
+        **{
+            field: replace(finding, names=names)
+            for field, finding in findings.items()
+            if finding is not None
+        },
+    )
 
 
 @torch.no_grad()
@@ -349,28 +364,6 @@ def _clusters(vectors: Float32[Tensor, "n dim"], options: ExploreOptions) -> Clu
             raise
         warn(f"no clusters: {error}")
         return None
-
-
-def _names_of_clusters(
-    grouped: Clusters | None, images: ImageSet, ids: list[int], labels: Int64[np.ndarray, " n"]
-) -> list[str]:
-    """Name clusters by words of the files or the most common class, each by a name of its own."""
-    if grouped is None:
-        return []
-    names = cluster_names(grouped.labels, [images.name_of(index) for index in ids])
-    known = labels[labels != UNKNOWN]
-    everywhere = np.bincount(known, minlength=1)
-    taken: Counter[str] = Counter()
-    for cluster, words in enumerate(names):
-        here = labels[(grouped.labels == cluster) & (labels != UNKNOWN)]
-        counts = np.bincount(here, minlength=1)
-        size, best = int((grouped.labels == cluster).sum()), int(counts.argmax())
-        common = images.classes[best] if images.classes and 2 * counts[best] >= size else ""
-        telling = counts[best] * len(known) >= LEAST_LIFT * everywhere[best] * size
-        name = (common if telling else "") or words or common or f"cluster {cluster + 1}"
-        taken[name] += 1
-        names[cluster] = f"{name} ({taken[name]})" if taken[name] > 1 else name
-    return names
 
 
 def _mislabelled(

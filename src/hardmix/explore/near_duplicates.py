@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from hardmix.errors import InputError
-from hardmix.explore.neighbourhoods import SHOWN, unit_rows
+from hardmix.explore.neighbourhoods import SHOWN, named, unit_rows
 from hardmix.settings.small_html import rows_html
 
 THRESHOLD = 0.95
@@ -43,6 +43,8 @@ class Duplicates:
     groups: tuple[DuplicateGroup, ...]
     threshold: float
     """Smallest similarity within a group."""
+    names: Sequence[str] | None = None
+    """Name of every row, shown in notebooks; None means its number."""
 
     @property
     def num_others(self) -> int:
@@ -54,7 +56,11 @@ class Duplicates:
 
     def _repr_html_(self) -> str:
         rows = [
-            [each.keep, ", ".join(map(str, each.others[:SHOWN].tolist())), len(each.others)]
+            [
+                named(self.names, each.keep),
+                ", ".join(named(self.names, row) for row in each.others[:SHOWN]),
+                len(each.others),
+            ]
             for each in self.groups[:SHOWN]
         ]
         return rows_html(repr(self), ["keep", "could be removed", "number"], rows)

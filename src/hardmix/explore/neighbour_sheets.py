@@ -29,6 +29,7 @@ from hardmix.data.thumbnails import class_of, file_of, sample_ids, thumbnail_of
 from hardmix.errors import InputError
 from hardmix.evaluation.features import Features, features_of, kept_file
 from hardmix.evaluation.trained_encoder import TrainedEncoder, load_encoder, weights_hash
+from hardmix.explore.clustering import clusters, distinct_names
 from hardmix.explore.neighbourhoods import centred, neighbours
 from hardmix.runs.folder import Run, versions
 from hardmix.runtime.console import say
@@ -39,6 +40,8 @@ FILE = "neighbours.json"
 """Name in RUN/figures of the neighbours for a report."""
 QUERIES, NEAR = 8, 8
 """Sample images in a report, and neighbours of each."""
+CLUSTERS = 12
+"""Clusters in a report."""
 TRIED = 4
 """Images drawn for each row; those that an earlier row shows are passed over."""
 QUERY_PIXELS, NEAR_PIXELS = 256, 192
@@ -68,12 +71,14 @@ def write_feature_gallery(run: Run, *, live: bool = False) -> Path:
     features, images = features_of(run.path, data, encoder)
     if len(features.ids) < 2:
         raise InputError("it takes at least 2 readable images.")
-    facts = {
+    facts: dict[str, Any] = {
         "title": "Sample images and their nearest neighbours",
         "caption": _caption(len(features.ids), images),
         "mark": mark,
         "numbers": {"queries": feature_gallery(features, images, config.train.seed)},
     }
+    if config.recipe == "photos" and not live:
+        facts["clusters"] = cluster_gallery(features, images)
     try:
         run.figures.mkdir(exist_ok=True)
         write_atomically(file, json.dumps(facts, allow_nan=False).encode())
@@ -91,6 +96,23 @@ def feature_gallery(features: Features, images: ImageSet, seed: int) -> list[dic
     near = neighbours(vectors, NEAR + 1, queries=vectors[torch.tensor(drawn)])
     places = _varied(drawn, near.indices)[:QUERIES]
     return [_row(features, images, drawn[n], near.indices[n], near.similarities[n]) for n in places]
+
+
+def cluster_gallery(features: Features, images: ImageSet) -> list[dict[str, Any]]:
+    """Return the largest clusters, each with its most typical images; none without scikit-learn."""
+    vectors, ids = centred(features.features), features.ids.tolist()
+    try:
+        grouped = clusters(vectors)
+    except InputError:
+        return []
+    files = [images.name_of(index) for index in ids]
+    names = distinct_names(grouped, files, features.labels.numpy(), images.classes or ())
+    rows = []
+    for cluster, name in enumerate(names[:CLUSTERS]):
+        members = grouped.members(cluster)
+        typical = [_image(images, ids[row], NEAR_PIXELS) for row in members[:NEAR]]
+        rows.append({"name": name, "size": len(members), "images": typical})
+    return rows
 
 
 def _varied(drawn: list[int], near: Int64[np.ndarray, "n k"]) -> list[int]:

@@ -3,7 +3,9 @@
 Every similarity here is a cosine in float32, and nothing is approximated.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 import numpy as np
 import torch
@@ -32,6 +34,11 @@ SHOWN = 6
 """Rows of a table in a notebook."""
 
 
+def named(names: Sequence[str] | None, row: SupportsIndex) -> str:
+    """Return a row's name, or its number if it has none."""
+    return str(row) if names is None else names[int(row)]
+
+
 @dataclass(frozen=True, eq=False)
 class Neighbours:
     """The nearest rows of every row, the most similar first."""
@@ -40,10 +47,12 @@ class Neighbours:
     """Indices of the nearest rows."""
     similarities: Float32[np.ndarray, "n k"]
     """Their cosine similarities."""
+    names: Sequence[str] | None = None
+    """Name of every row, shown in notebooks; None means its number."""
 
     def first(self, k: int) -> "Neighbours":
         """Return only the k nearest rows."""
-        return Neighbours(self.indices[:, :k], self.similarities[:, :k])
+        return Neighbours(self.indices[:, :k], self.similarities[:, :k], self.names)
 
     def __repr__(self) -> str:
         rows, k = self.indices.shape
@@ -56,7 +65,13 @@ class Neighbours:
             *(f"neighbour {rank + 1}" for rank in range(min(SHOWN, self.indices.shape[1]))),
         ]
         rows = [
-            [row, *(f"{each} ({value:.2f})" for each, value in zip(near, similar, strict=True))]
+            [
+                named(self.names, row),
+                *(
+                    f"{named(self.names, each)} ({value:.2f})"
+                    for each, value in zip(near, similar, strict=True)
+                ),
+            ]
             for row, (near, similar) in enumerate(
                 zip(self.indices[:SHOWN, :SHOWN], self.similarities[:SHOWN, :SHOWN], strict=True)
             )
@@ -137,6 +152,8 @@ class Outliers:
     """All rows, the most unusual first."""
     number: int
     """Number of rows that stand out: the first ones of `order`."""
+    names: Sequence[str] | None = None
+    """Name of every row, shown in notebooks; None means its number."""
 
     @property
     def indices(self) -> Int64[np.ndarray, " m"]:
@@ -147,7 +164,7 @@ class Outliers:
         return f"Outliers({self.number} of {len(self.scores)} rows stand out)"
 
     def _repr_html_(self) -> str:
-        rows = [[row, f"{self.scores[row]:.3f}"] for row in self.indices[:SHOWN]]
+        rows = [[named(self.names, row), f"{self.scores[row]:.3f}"] for row in self.indices[:SHOWN]]
         return rows_html(repr(self), ["row", "score"], rows)
 
 
@@ -227,6 +244,8 @@ class Mislabelled:
 
     The higher it is, the more the suspicions can be trusted.
     """
+    names: Sequence[str] | None = None
+    """Name of every row, shown in notebooks; None means its number."""
 
     def __repr__(self) -> str:
         number, agreeing = len(self.indices), f"{self.agreement:.0%} of all labels agree"
@@ -234,8 +253,10 @@ class Mislabelled:
 
     def _repr_html_(self) -> str:
         columns = ["row", "label", "suggested", "share with the label", "with the suggested one"]
-        numbers = (self.indices, self.labels, self.suggested, self.own_share, self.suggested_share)
-        return rows_html(repr(self), columns, list(zip(*(n[:SHOWN] for n in numbers), strict=True)))
+        shown = [named(self.names, row) for row in self.indices[:SHOWN]]
+        numbers = (self.labels, self.suggested, self.own_share, self.suggested_share)
+        rows = list(zip(shown, *(each[:SHOWN] for each in numbers), strict=True))
+        return rows_html(repr(self), columns, rows)
 
 
 def mislabelled(

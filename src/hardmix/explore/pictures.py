@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hardmix.data.image_files import UnreadableImage, fit_channels, read_image
 from hardmix.data.image_set import ImageSet
+from hardmix.data.thumbnails import original
 from hardmix.data.workers import WorkerPool
 from hardmix.runtime.console import progress
 
@@ -156,17 +157,13 @@ def _read(
     images: ImageSet, index: int, file: str
 ) -> tuple[UInt8[Tensor, "channels y x"], tuple[int, int]]:
     """Return an image, and the width and height that it has in its file."""
-    reader = getattr(images.read, "func", images.read)
-    if file and reader is read_image:
-        image = read_image(file, images.channels, images.max_pixels, reduce=READ)
-        size = _size_in(file)
-        if size is not None:
-            # Turned as the camera was held: the sides may be exchanged.
-            lying = (size[0] > size[1]) == (image.shape[2] > image.shape[1])
-            return image, size if lying else (size[1], size[0])
-    else:
-        image = images.image(index)
-    return image, (image.shape[2], image.shape[1])
+    image = original(images, index, READ)
+    size = _size_in(file) if file else None
+    if size is None:
+        return image, (image.shape[2], image.shape[1])
+    # Turned as the camera was held: the sides may be exchanged.
+    lying = (size[0] > size[1]) == (image.shape[2] > image.shape[1])
+    return image, size if lying else (size[1], size[0])
 
 
 def _size_in(file: str) -> tuple[int, int] | None:

@@ -158,8 +158,8 @@ def groups_of(names: Sequence[str], groups: str | None) -> list[str] | None:
     if number < 2:
         raise InputError(
             f"groups={groups} finds {number} groups of images: name a level of folders (1 is the"
-            " first below the folder of all images), or a regular expression, such as '^([^_]+)_',"
-            " whose first group is the name of an image's group."
+            " first below the folder of all images), or a regular expression, such as"
+            " '([^/]+)_[^/]*$', whose first group is the name of an image's group."
         )
     return found
 

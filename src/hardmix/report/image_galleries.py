@@ -168,14 +168,24 @@ class GalleryRow:
 
 
 @dataclass(frozen=True)
+class ClusterRow:
+    """A cluster's name, its size and its most typical images."""
+
+    name: str
+    size: int
+    images: list[Tile]
+
+
+@dataclass(frozen=True)
 class Gallery:
-    """Sample images of a run with their neighbours or hardest negatives."""
+    """Sample images of a run with their neighbours or hardest negatives, and its clusters."""
 
     run: str
     label: str
     group: int
     caption: str
     rows: list[GalleryRow]
+    clusters: tuple[ClusterRow, ...] = ()
 
 
 def feature_galleries(groups: Sequence[SeedGroup], missing: list[str]) -> list[Gallery]:
@@ -191,7 +201,12 @@ def galleries(groups: Sequence[SeedGroup], missing: list[str]) -> list[Gallery]:
 def _feature_gallery(group: SeedGroup, run: RunRecord, facts: dict[str, Any]) -> Gallery:
     queries = facts["numbers"]["queries"]
     rows = [GalleryRow(read_tile(each), [*map(read_tile, each["near"])], []) for each in queries]
-    return Gallery(run.name, run.label, group.number, checked_text(facts["caption"]), rows)
+    clusters = tuple(
+        ClusterRow(checked_text(each["name"]), int(each["size"]), [*map(read_tile, each["images"])])
+        for each in facts.get("clusters", [])
+    )
+    caption = checked_text(facts["caption"])
+    return Gallery(run.name, run.label, group.number, caption, rows, clusters)
 
 
 def _gallery(group: SeedGroup, run: RunRecord, facts: dict[str, Any]) -> Gallery:

@@ -37,8 +37,16 @@ class RunRow:
     path: str
 
 
+def is_for_owner(runs: Sequence[RunRecord]) -> bool:
+    """Return whether the page is for the owner of the images, not for a reader of the paper."""
+    return all(run.settings.get("recipe") == "photos" for run in runs)
+
+
 def title_of(groups: Sequence[SeedGroup]) -> str:
-    """Return a title of methods and data."""
+    """Return a title of methods and data; of the folder alone for its owner."""
+    runs = [run for group in groups for run in group.runs]
+    if is_for_owner(runs) and (names := _data_names(runs)):
+        return sentences.OWN_IMAGES.format(data=listed(names))
     labels = [group.label for group in groups]
     methods = listed(labels)
     if len(labels) > FEW:

@@ -112,8 +112,10 @@ def render(
     groups = grouping.group_runs(runs)
     missing.extend(evaluation_tables.unknown_results(runs) + grouping.repeated_seeds(groups))
     ordered = [run for group in groups for run in group.runs]
+    owned = overview.is_for_owner(ordered)
     words = ["hardmix", "report", *(str(run.run.path) for run in ordered), "--out", str(out)]
     context = {
+        "owned": owned,
         "title": overview.title_of(groups),
         "paragraph": overview.paragraph_of(groups),
         "rows": overview.run_rows(groups),
@@ -130,7 +132,8 @@ def render(
         "verdicts": overview.verdicts_of(groups, missing),
         "links": live is None,  # a page from a server may not open files
         **curve_context(groups),
-        **picture_context(groups, missing, draw=live is None),
+        # The paper's comparisons would only report that runs for them are missing.
+        **picture_context(groups, missing, draw=live is None, compare=live is None and not owned),
     }
     own = part("page.js")
     return (
@@ -159,11 +162,14 @@ def curve_context(groups: Sequence[grouping.SeedGroup]) -> dict[str, Any]:
 
 
 def picture_context(
-    groups: Sequence[grouping.SeedGroup], missing: list[str], draw: bool = True
+    groups: Sequence[grouping.SeedGroup],
+    missing: list[str],
+    draw: bool = True,
+    compare: bool = True,
 ) -> dict[str, Any]:
-    """Return figures (those that compare runs only if they are to be drawn), gallery and maps."""
+    """Return figures (those that `compare` runs only if asked for), gallery and maps."""
     runs = [run for group in groups for run in group.runs]
-    compared, names = run_figures.comparison(runs, missing) if draw else ([], set())
+    compared, names = run_figures.comparison(runs, missing) if compare else ([], set())
     maps = image_galleries.feature_maps(groups, missing)
     return {
         "neighbours": image_galleries.feature_galleries(groups, missing),

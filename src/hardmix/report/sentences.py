@@ -15,6 +15,8 @@ MOCHI = (
     " points from one and the query itself."
 )
 
+OWN_IMAGES = "Images of {data}"
+
 # -- what is missing
 
 NOT_EVALUATED = "{run}: no evaluation yet; try hardmix knn and hardmix linear."
