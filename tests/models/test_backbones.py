@@ -8,7 +8,7 @@ import torchvision
 from torch import nn
 
 from hardmix.errors import InputError
-from hardmix.models.backbones import BACKBONES, RESNETS, build_backbone
+from hardmix.models.backbones import BACKBONES, RESNETS, build_backbone, fetch_pretrained
 from hardmix.models.batch_norm import split_batch_norm
 from hardmix.models.encoders import build_encoder
 from hardmix.settings.config import ModelConfig
@@ -164,3 +164,11 @@ def test_a_timm_model_for_another_size_is_refused_at_the_start(timm):
 def test_documents_state_the_size_of_the_small_backbone(document):
     number = sum(each.numel() for each in build_backbone("small").trunk.parameters())
     assert f"{number:,} parameters" in (ROOT / document).read_text()
+
+
+def test_weights_of_a_missing_timm_name_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(
+        InputError, match=r"model\.init=timm needs timm.*'hardmix\[timm"
+    ):
+        fetch_pretrained("timm", "timm:resnet18", 3)

@@ -116,7 +116,7 @@ def test_a_slower_run_ends_in_time_with_what_it_has_and_can_be_resumed(
     folder, tmp_path, monkeypatch, capfd
 ):
     out = tmp_path / "run"
-    monkeypatch.setattr(TimeLimit, "reached", lambda limit: limit.steps >= 10)
+    monkeypatch.setattr(TimeLimit, "reached", lambda limit: limit.steps >= 9)
     monkeypatch.setattr(fitting_rules, "MOST_EPOCHS", 3)
     words = ("--minutes", 5, "--data.workers", 0)
     assert run_command("pretrain", "photos", "--data.root", folder, "--out", out, *words) == 0
@@ -141,6 +141,8 @@ def test_the_limit_leaves_time_for_the_verdict_and_more_when_steps_are_slow(monk
     ):
         now[0], limit.steps = float(seconds), steps
         assert limit.reached() is reached
+    limit.steps, now[0] = 5, 400.0  # too few steps to tell
+    assert not limit.reached()
 
 
 @pytest.mark.parametrize(("alone", "chosen"), [(0.05, 1), (0.5, 2)])

@@ -332,6 +332,11 @@ def fetch_pretrained(library: str, name: str, channels: int) -> nn.Module:
             trunk = build_backbone(name).trunk
             trunk.load_state_dict(weights.get_state_dict(check_hash=True), strict=False)
             return trunk
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"model.init={library} needs {library}, which is not installed:"
+            " pip install 'hardmix[timm]'."
+        ) from error
     except Exception as error:  # whatever a download raises
         raise InputError(
             f"model.init={library}: the weights of {name} could not be fetched"

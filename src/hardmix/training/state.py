@@ -158,6 +158,10 @@ class Saved:
         return messages.lost_end(run, missing, self.step) if missing else ""
 
 
+SPEED_STEPS = 10
+"""Steps before their speed is believed."""
+
+
 @dataclass
 class TimeLimit:
     """A time at which the whole command should end."""
@@ -168,14 +172,17 @@ class TimeLimit:
     """Seconds of a step, as measured before."""
     after: float
     """Seconds that the work after training takes at that speed."""
-    started: float = field(default_factory=time.monotonic)
+    started: float | None = None
+    """When the first step had ended: it takes longer than others."""
     steps: int = 0
     """Steps since then."""
 
     def reached(self) -> bool:
         """Return whether training must end now, at the speed that it has had."""
         now = time.monotonic()
-        slower = (now - self.started) / (self.step * self.steps) if self.steps else 1.0
+        slower = 1.0
+        if self.started is not None and self.steps >= SPEED_STEPS:
+            slower = (now - self.started) / (self.step * self.steps)
         return now + self.after * max(1.0, slower) >= self.end
 
 
@@ -243,7 +250,10 @@ def out_of_time(training: Training, *, logged: bool) -> bool:
     limit = training.limit
     if limit is None:
         return False
-    limit.steps += 1
+    if limit.started is None:
+        limit.started = time.monotonic()
+    else:
+        limit.steps += 1
     if world_size() > 1 and not logged:
         return False
     return bool(agree_on_max(int(is_main() and limit.reached())))
