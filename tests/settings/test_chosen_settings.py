@@ -54,7 +54,7 @@ def test_every_choice_is_valid_bounded_and_explained(facts, machine, pace, metho
     assert train.batch_size % (machine.processes * train.accumulate) == 0
     assert train.batch_size % chosen.model.key_bn_splits == 0
     assert 1 <= train.epochs <= MOST_EPOCHS
-    assert 0.25 <= chosen.data.colour_strength <= 1
+    assert 0 <= chosen.data.colour_strength <= 1
     assert all(each.why for each in fitted.choices if each.name in SHOWN)
     # Training fits into the time, or is as short as makes sense.
     seconds = images * pace.decode + train.epochs * (images // train.batch_size) * pace.step
@@ -123,9 +123,20 @@ def test_what_is_given_stays_and_is_called_yours(given_, facts):
 def test_the_more_colour_tells_the_less_it_is_changed():
     strengths = [
         fit(photos(), FolderFacts(1000, 500, share), Machine()).config.data.colour_strength
-        for share in (0.0, 0.3, 0.6, 0.9)
+        for share in (0.0, 0.3, 0.6, 0.9, 1.0)
     ]
-    assert strengths == [1.0, 0.7, 0.4, 0.25]
+    assert strengths == [1.0, 0.7, 0.4, 0.1, 0.0]
+
+
+def test_from_weights_all_images_are_used_before_more_epochs():
+    config = with_settings(photos(), {"model.init": "weights.pth"})
+    facts, slow = FolderFacts(2640, 500, 0.3), Pace(4.0, 0.01, 20)
+    fitted = fit(config, facts, Machine(), slow)
+    assert fitted.config.data.num_images is None
+    assert fitted.config.train.epochs == 2
+    assert fitted.after > 0
+    from_scratch = fit(photos(), facts, Machine(), slow).config
+    assert from_scratch.data.num_images < 1000
 
 
 def test_moco_v1_keeps_the_fractions_of_its_steps():

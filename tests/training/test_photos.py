@@ -3,14 +3,18 @@
 import dataclasses
 import json
 import re
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 from PIL import Image
 
 import hardmix.data.sources as sources
+import hardmix.settings.fitting_rules as fitting_rules
 import hardmix.training.fitting as fitting
 import hardmix.training.pretrain as loop
+import hardmix.training.state as state
 import ranks
 from hardmix.commands import main as cli
 from hardmix.runs.folder import Run
@@ -18,6 +22,7 @@ from hardmix.settings.recipes import photos
 from hardmix.settings.saved import settings, with_settings
 from hardmix.training.fitting import look, look_at, open_folder_images, told_by_colour
 from hardmix.training.setup import Own
+from hardmix.training.state import TimeLimit, Training
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +56,10 @@ def test_colours_of_their_own_tell_images_apart_and_equal_ones_do_not():
     own = [picture(generator) for _ in range(60)]
     same = [picture(generator, colour=torch.full((3, 1, 1), 99)) for _ in range(60)]
     assert told_by_colour(own) > 0.7
-    assert told_by_colour(same) < 0.2
+    assert told_by_colour(same) < 0.3
+    things = [torch.randint(0, 200, (3, 1, 1), generator=generator) for _ in range(30)]
+    several = [picture(generator, colour=things[number // 3]) for number in range(90)]
+    assert told_by_colour(several) > 0.7  # three photographs of each thing
     assert told_by_colour(own[:1]) == 0.0
     dot = torch.zeros(3, 1, 1, dtype=torch.uint8)  # has no halves
     assert told_by_colour([*own, dot]) == told_by_colour(own)
@@ -104,11 +112,58 @@ def test_a_folder_becomes_an_encoder_with_reasons_and_a_verdict(
     assert verdict["measure"] == "views"
 
 
+def test_a_slower_run_ends_in_time_with_what_it_has_and_can_be_resumed(
+    folder, tmp_path, monkeypatch, capfd
+):
+    out = tmp_path / "run"
+    monkeypatch.setattr(TimeLimit, "reached", lambda limit: limit.steps >= 10)
+    monkeypatch.setattr(fitting_rules, "MOST_EPOCHS", 3)
+    words = ("--minutes", 5, "--data.workers", 0)
+    assert run_command("pretrain", "photos", "--data.root", folder, "--out", out, *words) == 0
+    said = " ".join(capfd.readouterr().out.split())
+    assert "The 5 minutes are over in epoch 2 of 3" in said
+    assert "Verdict:" in said
+    run = Run(out)
+    assert run.encoder_file.exists()
+    assert json.loads((run.results / "pretrain.json").read_text())["steps"] == 10
+    assert run_command("pretrain", "--out", out, "--resume") == 0
+    steps = json.loads((run.results / "pretrain.json").read_text())["steps"]
+    assert steps == 3 * (60 // run.config().train.batch_size)
+
+
+def test_the_limit_leaves_time_for_the_verdict_and_more_when_steps_are_slow(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(state.time, "monotonic", lambda: now[0])
+    limit = TimeLimit(end=600.0, step=1.0, after=60.0, started=0.0)
+    for seconds, steps, reached in (
+        *((500, 500, False), (540, 540, True)),
+        *((340, 85, False), (380, 95, True)),  # four times as slow: the verdict will take 240 s
+    ):
+        now[0], limit.steps = float(seconds), steps
+        assert limit.reached() is reached
+
+
+@pytest.mark.parametrize(("alone", "chosen"), [(0.05, 1), (0.5, 2)])
+def test_one_thread_is_used_where_it_is_faster(alone, chosen, monkeypatch):
+    threads = [2]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[0])
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: threads.__setitem__(0, number))
+    seconds = {1: alone, 2: 0.1}
+    monkeypatch.setattr(fitting, "_step_seconds", lambda *_: seconds[threads[0]])
+    training = Mock(spec=Training)
+    training.compute = SimpleNamespace(device=torch.device("cpu"))
+    assert fitting._fastest(training, 1.0) == (min(alone, 0.1), chosen)
+    assert threads == [chosen]
+
+
 def refuse(*_, **__):
     raise AssertionError("measured again")
 
 
 def test_a_resume_never_measures_again(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(TimeLimit, "reached", lambda _: False)
+    # --config does not repeat the number of threads, by which sums are rounded.
+    monkeypatch.setattr(fitting, "_fastest", lambda *_: (0.05, torch.get_num_threads()))
     config = with_settings(photos(), {"data.root": str(folder), "data.workers": 0})
     config = dataclasses.replace(config, minutes=0.05)
     run = loop.pretrain(config, tmp_path / "run")

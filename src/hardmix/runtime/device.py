@@ -137,6 +137,16 @@ def algorithms_chosen(deterministic: bool) -> Iterator[None]:
         torch.use_deterministic_algorithms(before[1], warn_only=before[2])
 
 
+@contextlib.contextmanager
+def threads_kept() -> Iterator[None]:
+    """Restore the number of threads at the end, for the program around."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def describe_device(device: torch.device, deterministic: bool) -> str:
     """Describe the device of a run, its determinism and its use of TF32."""
     repeats = "deterministic algorithms where available" if deterministic else ""

@@ -25,7 +25,8 @@ LARGEST_BATCH = 64
 FINE = 0.25
 """Factor on the learning rate from pre-trained weights; the trunk has optimizer.trunk_lr too."""
 MOST_EPOCHS, FEWEST_EPOCHS = 400, 10
-"""More epochs are not worth their time. Rather than train fewer, fewer images are used."""
+"""More epochs are not worth their time. Rather than train fewer, fewer images are used; but from
+pre-trained weights, which need few epochs, all images are used if one epoch fits."""
 KNN_TIMES, SAVE_TIMES = 3, 20
 """How often k-NN accuracy is measured, and checkpoints are saved, in a run."""
 FORWARD = 0.35
@@ -34,9 +35,6 @@ JUDGED = 5000
 """Most images that the verdict looks at."""
 MARGIN = 0.9
 """Share of the remaining time that is used."""
-WEAKEST = 0.25
-"""Smallest strength of the colour changes."""
-
 SMALL = 32
 """Pixels of a view on a CPU."""
 
@@ -49,8 +47,8 @@ class FolderFacts(NamedTuple):
     short_side: int
     """Median of the shorter sides, in pixels."""
     colour: float
-    """How much colour tells the images apart, 0 to 1: how often the colours of an image's left
-    half find its right half among those of up to 200 images."""
+    """How much colour tells the images apart, 0 to 1: how often the colours of an image's right
+    half are among the twentieth that is nearest to those of its left half, in up to 200 images."""
     labelled: bool = False
     """Whether k-NN accuracy can be measured."""
     tests: int = 0
@@ -73,6 +71,8 @@ class Pace(NamedTuple):
     """Seconds until an image is decoded, before the first epoch."""
     spent: float = 0.0
     """Seconds already spent on looking and measuring."""
+    threads: int = 1
+    """Threads of the process with which a step was fastest."""
 
 
 class Choice(NamedTuple):
@@ -88,6 +88,8 @@ class Fitted(NamedTuple):
 
     config: PretrainConfig
     choices: list[Choice]
+    after: float = 0.0
+    """Seconds that the measurements after training will take."""
 
 
 CHOSEN = (
@@ -130,7 +132,7 @@ def fit(
             choices.append(rules.choose(name))
     chosen = {each.name: each.value for each in choices if each.name in config.choose}
     fitted = with_settings(config, chosen)
-    return Fitted(replace(fitted, choose=()), choices)
+    return Fitted(replace(fitted, choose=()), choices, sum(rules.measurements(rules.images)))
 
 
 class _Rules:
@@ -178,19 +180,21 @@ class _Rules:
         return not small, "already small" if small else "decoded faster, at most twice that size"
 
     def data_colour_strength(self) -> tuple[float, str]:
-        strength = max(WEAKEST, round(1 - self.facts.colour, 2))
+        strength = round(1 - self.facts.colour, 2)
         return strength, f"{self.facts.colour:.0%} of images are recognised by their colours"
 
     def data_num_images(self) -> tuple[int | None, str]:
         number = self.facts.images
         if self.pace is None:
             return None, ""
-        seconds = self.pace.decode + (FEWEST_EPOCHS + 1) * self.pace.step / self._measured_batch()
+        fewest = FEWEST_EPOCHS + 1 if self.config.model.init is None else 1
+        seconds = self.pace.decode + fewest * self.pace.step / self._measured_batch()
         affordable = int(self._seconds(number) / seconds)
         chosen = max(8 * FEWEST, 4 * self._measured_batch(), affordable)
         if chosen >= number:
             return None, f"all {number:,}"
-        return chosen, f"of {number:,}; {FEWEST_EPOCHS} epochs of more would take too long"
+        epochs = "an epoch" if fewest == 1 else f"{FEWEST_EPOCHS} epochs"
+        return chosen, f"of {number:,}; {epochs} of more would take too long"
 
     def model_backbone(self) -> tuple[str, str]:
         if self.config.model.init is not None:
@@ -264,14 +268,20 @@ class _Rules:
             return self.train_batch_size()[0]
         return self.batch
 
+    def measurements(self, images: int) -> tuple[float, float]:
+        """Return the time of the verdict, and of one measurement of k-NN accuracy."""
+        if self.pace is None:
+            return 0.0, 0.0
+        forward = FORWARD * self.pace.step / self._measured_batch()
+        judged = 3 * min(JUDGED, images + self.facts.tests)
+        asked = min(10_000, images) + min(10_000, self.facts.tests)
+        return judged * forward, asked * forward if self.facts.labelled else 0.0
+
     def _seconds(self, images: int) -> float:
         """Return the time that is left for decoding and training."""
         assert self.pace is not None
-        forward = FORWARD * self.pace.step / self._measured_batch()
-        judged = 3 * min(JUDGED, images + self.facts.tests) * forward
-        asked = min(10_000, images) + min(10_000, self.facts.tests)
-        measured = KNN_TIMES * asked * forward if self.facts.labelled else 0.0
-        left = 60 * self.config.minutes - self.pace.spent - judged - measured
+        verdict, knn = self.measurements(images)
+        left = 60 * self.config.minutes - self.pace.spent - verdict - KNN_TIMES * knn
         return max(0.0, MARGIN * left)
 
 

@@ -234,6 +234,14 @@ def nothing_to_train(config: PretrainConfig, run: Run, epochs: int) -> str:
     )
 
 
+def time_is_over(config: PretrainConfig, run: Run, epoch: int) -> str:
+    """Say that a run has ended before its last epoch, and how to continue it."""
+    return (
+        f"The {config.minutes:g} minutes are over in epoch {epoch + 1} of {config.train.epochs}:"
+        f" training was slower than measured. {resume_command(run)} continues it."
+    )
+
+
 def longer_command(config: PretrainConfig, run: Run, epochs: int) -> str:
     """Return the command that trains a run beyond its end: to that of its schedule, or longer."""
     longer = config.train.epochs if epochs < config.train.epochs else 2 * epochs

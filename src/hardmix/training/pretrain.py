@@ -26,7 +26,14 @@ from hardmix.mixing.strategies import Strategy
 from hardmix.runs.folder import OWN_TRUNK, Resume, Run, check_resumable
 from hardmix.runs.reading import number
 from hardmix.runtime.console import Meter, progress, say, speak_as
-from hardmix.runtime.device import Late, algorithms_chosen, cpu_name, forget_peak, peak_mb
+from hardmix.runtime.device import (
+    Late,
+    algorithms_chosen,
+    cpu_name,
+    forget_peak,
+    peak_mb,
+    threads_kept,
+)
 from hardmix.runtime.distributed import (
     agree_on_max,
     broadcast,
@@ -42,14 +49,16 @@ from hardmix.runtime.signals import listening
 from hardmix.settings.config import PretrainConfig
 from hardmix.settings.saved import absolute_root
 from hardmix.training import messages
-from hardmix.training.fitting import as_saved, fit_run
+from hardmix.training.fitting import as_saved, fit_run, use_threads_of
 from hardmix.training.metric_logs import OnLog
 from hardmix.training.setup import Own, prepare
 from hardmix.training.state import (
     GONE,
+    TimeLimit,
     Training,
     check_ranks_agree,
     end_if_gone,
+    out_of_time,
     pause,
     report_checkpoint,
     restore,
@@ -102,14 +111,18 @@ def pretrain(
         speak_as(rank())  # in a program with processes of its own, too
     again = bool(agree_on_max(int(is_main() and run.resumes(resume))))
     # Before anything uses the device: cuBLAS reads its settings when it is first used.
-    with algorithms_chosen(config.train.deterministic), listening() as stop:
+    with algorithms_chosen(config.train.deterministic), threads_kept(), listening() as stop:
         fitting: dict[str, Any] | None = None
         listed: ImageSet | None = None
+        limit: TimeLimit | None = None
         if config.choose and again:
             config = as_saved(config, run)
         elif config.choose:
-            config, listed, fitting = fit_run(config, run, own, stop)
+            config, listed, fitting, limit = fit_run(config, run, own, stop)
+        if again:
+            use_threads_of(run)
         training = prepare(config, run, own, stop, listed)
+        training.limit = limit
         device = training.compute.device
         profiled = profiling(config.train.profile, device)
         with locked_folder(run.path), status_recorded(training), profiled as stopwatch:
@@ -210,7 +223,10 @@ def train(training: Training) -> None:
         for epoch in range(training.epoch, epochs):
             training.method.begin_epoch(epoch)
             if training.position < steps:  # otherwise stopped while its accuracy was measured
-                train_epoch(training, epoch, meter)
+                if train_epoch(training, epoch, meter):
+                    save_checkpoint(training)
+                    say(messages.time_is_over(config, training.run, epoch))
+                    break
                 record_hardness(training, epoch)
             check_ranks_agree(training)
             every = config.train.knn_every
@@ -222,8 +238,8 @@ def train(training: Training) -> None:
     report_checkpoint(training)
 
 
-def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
-    """Train one epoch, or the rest of it."""
+def train_epoch(training: Training, epoch: int, meter: Meter) -> bool:
+    """Train one epoch, or the rest of it; return whether the time was over before the last one."""
     config, loader = training.config, training.loader
     started, images = time.perf_counter(), 0
     start_steps()
@@ -240,7 +256,9 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
         training.position += 1
         images += config.train.batch_size
         last = training.position == loader.steps_per_epoch
-        described = last or training.step % config.train.log_every == 0
+        over = out_of_time(training, logged=logged)
+        over = over and not (last and epoch + 1 == config.train.last_epoch)
+        described = last or over or training.step % config.train.log_every == 0
         if described:
             settle(training)
         if described and training.losses:
@@ -254,6 +272,9 @@ def train_epoch(training: Training, epoch: int, meter: Meter) -> None:
         else:
             meter.advance(training.step)
         end_step()
+        if over:
+            return True
+    return False
 
 
 def describe_steps(training: Training, epoch: int) -> dict[str, Any]:

@@ -159,6 +159,27 @@ class Saved:
 
 
 @dataclass
+class TimeLimit:
+    """A time at which the whole command should end."""
+
+    end: float
+    """The time, by time.monotonic(), at which the command should end."""
+    step: float
+    """Seconds of a step, as measured before."""
+    after: float
+    """Seconds that the work after training takes at that speed."""
+    started: float = field(default_factory=time.monotonic)
+    steps: int = 0
+    """Steps since then."""
+
+    def reached(self) -> bool:
+        """Return whether training must end now, at the speed that it has had."""
+        now = time.monotonic()
+        slower = (now - self.started) / (self.step * self.steps) if self.steps else 1.0
+        return now + self.after * max(1.0, slower) >= self.end
+
+
+@dataclass
 class Training:
     """Everything a run is made of, between two steps."""
 
@@ -207,12 +228,25 @@ class Training:
     """The last step, while it is not yet known whether its gradients were finite."""
     skipped: int = 0
     """Steps skipped in a row (train.on_nan=skip)."""
+    limit: TimeLimit | None = None
+    """When training ends, finished or not."""
     best: dict[str, Any] | None = None
     """The checkpoint with the highest k-NN accuracy."""
     seconds: float = 0.0
     saved_at: float = field(default_factory=time.monotonic)
     saved: Saved = field(default_factory=Saved)
     writer: CheckpointWriter = field(default_factory=CheckpointWriter)
+
+
+def out_of_time(training: Training, *, logged: bool) -> bool:
+    """Return whether training must end; several processes ask each other where they log."""
+    limit = training.limit
+    if limit is None:
+        return False
+    limit.steps += 1
+    if world_size() > 1 and not logged:
+        return False
+    return bool(agree_on_max(int(is_main() and limit.reached())))
 
 
 def pause(training: Training, *, at_once: bool = True) -> None:
