@@ -12,7 +12,10 @@ from hardmix.commands import main as cli
 from hardmix.errors import InputError
 from hardmix.explore import copies, pictures, quality
 from hardmix.explore.copies import compare
-from hardmix.settings.config import DataConfig
+from hardmix.explore.weights_at_hand import encoder_of
+from hardmix.models.backbones import build_backbone
+from hardmix.runs.folder import Run
+from hardmix.settings.config import DataConfig, ModelConfig, PretrainConfig
 
 pytestmark = pytest.mark.slow
 
@@ -181,3 +184,26 @@ def test_the_command_explores_a_folder_and_names_its_features(photos, tmp_path, 
     shown = capfd.readouterr()
     assert "No weights were named" in shown.out + shown.err
     assert (tmp_path / "look" / "leaks.csv").read_text().count("\n") == 1 + len(EDITS)
+
+
+def test_weights_are_a_run_a_file_of_ours_or_of_another_program(tmp_path):
+    torch.manual_seed(0)
+    trunk = build_backbone("small", 3).trunk
+    config = PretrainConfig(
+        data=DataConfig(name="shapes", image_size=32), model=ModelConfig(backbone="small")
+    )
+    run = Run.create(tmp_path / "run", config)
+    run.write_encoder(trunk, config)
+    foreign = tmp_path / "resnet18.pth"
+    torch.save(build_backbone("resnet18", 3).trunk.state_dict(), foreign)
+    for weights, backbone, size in (
+        (run.path, "small", 32),
+        (run.encoder_file, "small", 32),
+        (foreign, "resnet18", 224),
+        (None, "plain", 96),
+    ):
+        encoder, about = encoder_of(weights)
+        assert (encoder.backbone, encoder.image_size) == (backbone, size)
+        assert str(weights or "No weights") in about
+    with pytest.raises(InputError, match="does not exist: name a run"):
+        encoder_of(tmp_path / "nothing.pth")

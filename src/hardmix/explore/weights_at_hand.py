@@ -40,7 +40,10 @@ def encoder_of(weights: Path | str | None, channels: int = 3) -> tuple[TrainedEn
         backbone = (
             FETCHED_BACKBONES[library] if name == library else name.removeprefix("torchvision:")
         )
-        trunk = fetch_pretrained(library, backbone, channels)
+        try:
+            trunk = fetch_pretrained(library, backbone, channels)
+        except InputError as error:  # it speaks of the setting of training
+            raise InputError(str(error).replace("model.init", "weights")) from error
         adapt_statistics(trunk, backbone, channels, FETCHED_SIZE)
         encoder = TrainedEncoder(trunk, backbone, FETCHED_SIZE, channels)
         return encoder.eval(), f"Images are compared by {backbone} with {library}'s weights."
