@@ -168,7 +168,5 @@ def test_documents_state_the_size_of_the_small_backbone(document):
 
 def test_weights_of_a_missing_timm_name_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(
-        InputError, match=r"model\.init=timm needs timm.*'hardmix\[timm"
-    ):
+    with pytest.raises(InputError, match=r"model\.init=timm needs timm.*'hardmix\[timm"):
         fetch_pretrained("timm", "timm:resnet18", 3)
