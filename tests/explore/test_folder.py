@@ -167,6 +167,16 @@ def test_the_check_finds_the_place_of_one_picture_in_another():
     assert place.tolist() == pytest.approx(wanted, abs=0.02)
 
 
+def test_a_pair_compares_alone_as_it_does_among_others():
+    originals = [scene(seed) for seed in range(4)]
+    greys = np.stack([np.array(each.convert("L").resize((64, 64))) for each in originals * 2])
+    pairs = np.array([(row, row + 4) for row in range(4)])
+    together = compare(greys, pairs).agreement
+    alone = [compare(greys, pairs[row : row + 1]).agreement[0] for row in range(4)]
+    assert (together > 0.99).all()
+    assert np.allclose(alone, together, atol=1e-5)
+
+
 def test_a_border_of_one_colour_is_measured():
     grey = np.asarray(scene(3).convert("L").resize((64, 64)))
     assert pictures.border_of(grey) == 0

@@ -248,12 +248,12 @@ def _best(rows: list[int], pictures: Pictures, known: _Known) -> int:
 def compare(greys: Greys, pairs: Int64[np.ndarray, "pairs 2"]) -> Comparison:
     """Compare pairs of pictures, each given by two rows of `greys`."""
     agreement, added, overlap = (np.zeros(len(pairs), np.float32) for _ in range(3))
-    pictures = torch.from_numpy(greys)
-    places, fit = coarse_places(pictures, torch.from_numpy(pairs))
+    pictures, sides = torch.from_numpy(greys), torch.from_numpy(pairs)
+    places, fit = coarse_places(pictures, sides)
     contrast = torch.from_numpy(greys.reshape(len(greys), -1).std(axis=1)[pairs].min(axis=1))
     promising = ((fit > PROMISING) & (contrast >= PLAIN)).nonzero().flatten()
     for rows in promising.split(CHUNK):
-        first, second = (pictures[pairs[rows, side]].float()[:, None] for side in (0, 1))
+        first, second = (pictures[sides[rows, side]].float()[:, None] for side in (0, 1))
         place, findings = places[rows], _edges_compared(first, second, places[rows])
         # Most edits leave the frame as it is; and refining may fail if a picture is mostly even.
         for other in (UNMOVED.expand(len(rows), -1), None):
@@ -265,7 +265,7 @@ def compare(greys: Greys, pairs: Int64[np.ndarray, "pairs 2"]) -> Comparison:
                 torch.where(better, new, old) for new, old in zip(compared, findings, strict=True)
             ]
         for values, array in zip(findings, (agreement, added, overlap), strict=True):
-            array[rows] = values.numpy()
+            array[rows.numpy()] = values.numpy()
     return Comparison(agreement, added, overlap)
 
 
