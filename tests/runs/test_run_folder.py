@@ -91,7 +91,8 @@ def test_equal_encoders_are_equal_files(tmp_path):
         files.append(run.encoder_file.read_bytes())
     assert len(set(files)) == 1
     read = read_safetensors(run.encoder_file)
-    assert set(read.facts) == {"backbone", "channels", "image_size", "method", "format"}
+    facts = {"backbone", "channels", "image_size", "method", "reduce", "format"}
+    assert set(read.facts) == facts
     assert torch.equal(read.tensors["weight"], trunk.weight)
 
 
