@@ -14,8 +14,8 @@ from hardmix.errors import InputError
 from hardmix.mixing.checks import check_finite, check_labels
 from hardmix.mixing.unit_length import unit_vectors
 
-CHUNK = 4096
-"""Features compared at once: two chunks of 2048 dimensions and their products are 0.13 GB."""
+CHUNK = 2048
+"""Features compared at once: two chunks of 2048 dimensions and their products are 0.05 GB."""
 
 
 def alignment(features: Float[Tensor, "n dim"], labels: Int[Tensor, " n"]) -> float:
