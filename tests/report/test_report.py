@@ -41,6 +41,7 @@ from hardmix.report.training_curves import (
     curves_of_run,
     thinned,
 )
+from hardmix.runs import summary
 from hardmix.runs.reading import read_runs, short_names
 from hardmix.settings.saved import flatten
 from hardmix.settings.schedules import cosine
@@ -728,6 +729,10 @@ def test_the_verdict_stands_first_with_its_advice_and_its_numbers(tmp_path):
     ]
     assert "Share of 1,000 images whose class most of their 20 nearest neighbours have." in text
     assert "Guessing gives 10.0 %." in text
+    verdict = verdict_of()
+    verdict["scores"]["encoder"] |= {"nearest": 0.6, "vote": 0.65}
+    about = summary.verdict_of(verdict).about
+    assert about.startswith("The mean of two shares of 1,000 images: those whose nearest neighbour")
     assert 'class="verdict not-better"' in page.source
     assert "verdict.json" not in page.text.partition("What is missing")[2]
 

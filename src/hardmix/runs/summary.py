@@ -136,6 +136,10 @@ def stale_results(run: RunRecord) -> list[StaleResult]:
 
 MEASURES = {
     "knn": "Share of {images} whose class most of their {neighbours} have.",
+    "nearest and vote": (
+        "The mean of two shares of {images}: those whose nearest neighbour has the right class, and"
+        " those for which the vote of the {neighbours} gives it."
+    ),
     "views": (
         "Share of the {neighbours} on which two views of an image agree, the mean over {images}."
     ),
@@ -238,7 +242,10 @@ def _numbers(facts: Mapping[str, Any]) -> list[Measured]:
 
 def _about(facts: Mapping[str, Any]) -> str:
     """Return what the numbers measure."""
-    template = MEASURES.get(str(facts.get("measure")))
+    measure = str(facts.get("measure"))
+    if measure == "knn" and _has_vote(facts.get("scores")):
+        measure = "nearest and vote"
+    template = MEASURES.get(measure)
     if template is None:
         return " ".join(_texts(facts.get("measure")))
     images, near, chance = (number(facts.get(name)) for name in ("images", "k", "chance"))
@@ -247,6 +254,12 @@ def _about(facts: Mapping[str, Any]) -> str:
         neighbours="nearest neighbours" if near is None else f"{near:.0f} nearest neighbours",
     )
     return about if chance is None else f"{about} {GUESSING.format(100 * chance)}"
+
+
+def _has_vote(scores: object) -> bool:
+    """Return whether the encoder's score is the mean of two, as in verdicts of this version."""
+    encoder = scores.get("encoder") if isinstance(scores, Mapping) else None
+    return isinstance(encoder, Mapping) and "vote" in encoder
 
 
 def _measured(name: str, value: float) -> Measured:
